@@ -17,6 +17,7 @@ pub mod jobfile;
 pub mod limits;
 pub mod liveness;
 pub mod messages;
+pub mod metric_names;
 pub mod plan;
 pub mod recovery;
 pub mod retry;
