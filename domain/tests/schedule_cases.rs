@@ -173,7 +173,10 @@ fn s_12_child_prints_every_outcome() {
         println!("came-out {} {:?}", case.id, outcome(&case, 12));
     }
     println!("came-out S-13 {:?}", at("2026-12-25T08:00:00", Some("America/New_York")));
-    println!("came-out S-15 {:?}", every(Span::mins(60), "2026-01-01T08:10:00Z").next_after(ms("2026-01-01T09:30:00Z")));
+    println!(
+        "came-out S-15 {:?}",
+        every(Span::mins(60), "2026-01-01T08:10:00Z").next_after(ms("2026-01-01T09:30:00Z"))
+    );
 }
 
 #[test]
