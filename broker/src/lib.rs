@@ -1,1 +1,10 @@
-//! broker
+//! Transport of shards and triggers. The ledger is the truth; what is here may be lost, doubled and reordered.
+//!
+//! Owns: the port [`Broker`], its adapters (RabbitMQ; the ledger, polled), the topology and the wire codec, and every line that
+//! knows lapin.
+//!
+//! Must not: decide what to hand out, whether a delivery is still wanted, or when to ack. It carries out.
+
+pub mod port;
+
+pub use port::*;

@@ -1,1 +1,31 @@
-//! domain
+//! The rules of Shardcron, and nothing else.
+//!
+//! Owns: the job specification, schedules, sharding plans, the state machines of executions and shards, the firing, retry,
+//! overlap and misfire policies, liveness, recovery, fair dispatch, the invariants and every limit.
+//!
+//! Must not: read a clock, draw a random number, do I/O, log, or be async. Time and seeds come in as arguments; what has to
+//! be done goes out as data. `clippy.toml` and `scripts/check-deps` hold this crate to it.
+
+pub mod dispatch;
+pub mod execution;
+pub mod firing;
+pub mod flow;
+pub mod ids;
+pub mod invariants;
+pub mod job;
+pub mod jobfile;
+pub mod limits;
+pub mod liveness;
+pub mod messages;
+pub mod metric_names;
+pub mod plan;
+pub mod recovery;
+pub mod retry;
+pub mod schedule;
+pub mod shard;
+pub mod trigger;
+pub mod units;
+pub mod wheel;
+
+pub use ids::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, ShardRef};
+pub use job::JobSpec;

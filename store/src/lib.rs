@@ -1,1 +1,19 @@
-//! store
+//! The durable truth: ports and their adapters.
+//!
+//! Owns: the ledger (executions, shards, results, decisions), the trigger lease, the workers' presence, the idempotency keys,
+//! and every line of SQL and every Redis command of the program.
+//!
+//! Must not: decide. Whether a transition is allowed is said by `shardcron_domain`; the adapters carry its guards in their
+//! `WHERE` clauses, and one conformance suite runs against every adapter.
+
+pub mod error;
+pub mod lease;
+pub mod ledger;
+pub mod presence;
+pub mod rows;
+
+pub use error::{Result, StoreError};
+pub use lease::{IdempotencyHint, IdempotencyStore, LeaseAnswer, LeaseStore, NoIdempotency};
+pub use ledger::Ledger;
+pub use presence::{Presence, SeenWorker, WorkerBeat};
+pub use rows::*;

@@ -1,0 +1,304 @@
+//! The decision at a nominal instant, or on a trigger: fire, or why not.
+//!
+//! Two steps. [`due`] looks at a schedule and the clock and says what each instant that has come should become (misfire
+//! policy). [`decide`] runs inside the firing transaction, on what the ledger holds there and then (pause, overlap,
+//! duplicates), so that two leaders or two clicks can't both pass (F1, O1).
+
+use crate::ids::ExecutionId;
+use crate::job::{Misfire, MisfirePolicy, OverlapPolicy};
+use crate::limits::MISSED_INSTANTS;
+use crate::schedule::{Schedule, ScheduleError};
+use crate::units::rfc3339;
+use serde::{Deserialize, Serialize};
+
+/// What was decided. Recorded for every instant, fired or not (F2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecisionKind {
+    /// An execution was made.
+    Fired,
+    /// The previous execution still ran.
+    SkippedOverlap,
+    /// The instant had passed by more than the grace, and the policy is to let it go.
+    SkippedMisfire,
+    /// The job was paused.
+    SkippedPaused,
+    /// Missed, and made up for by a later instant's firing.
+    Coalesced,
+    /// The schedule could not be computed.
+    InvalidSchedule,
+}
+
+impl DecisionKind {
+    const ALL: [(DecisionKind, i64, &'static str); 6] = [
+        (DecisionKind::Fired, 0, "fired"),
+        (DecisionKind::SkippedOverlap, 1, "skipped_overlap"),
+        (DecisionKind::SkippedMisfire, 2, "skipped_misfire"),
+        (DecisionKind::SkippedPaused, 3, "skipped_paused"),
+        (DecisionKind::Coalesced, 4, "coalesced"),
+        (DecisionKind::InvalidSchedule, 5, "invalid_schedule"),
+    ];
+
+    /// The number in the ledger.
+    #[must_use]
+    pub fn code(self) -> i64 {
+        Self::ALL.iter().find(|(k, ..)| *k == self).map_or(-1, |(_, code, _)| *code)
+    }
+
+    /// From the number in the ledger.
+    #[must_use]
+    pub fn from_code(code: i64) -> Option<Self> {
+        Self::ALL.iter().find(|(_, c, _)| *c == code).map(|(k, ..)| *k)
+    }
+
+    /// The word that people and metrics see.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        Self::ALL.iter().find(|(k, ..)| *k == self).map_or("unknown", |(.., word)| *word)
+    }
+}
+
+/// What to do about one instant that has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Intent {
+    /// Fire it, if the ledger lets it.
+    Fire {
+        /// The instant.
+        nominal_ms: i64,
+    },
+    /// Record that it did not fire.
+    Record {
+        /// The instant.
+        nominal_ms: i64,
+        /// Why not.
+        kind: DecisionKind,
+        /// In a sentence.
+        reason: String,
+    },
+}
+
+impl Intent {
+    /// The instant that it is about.
+    #[must_use]
+    pub fn nominal_ms(&self) -> i64 {
+        match self {
+            Intent::Fire { nominal_ms } | Intent::Record { nominal_ms, .. } => *nominal_ms,
+        }
+    }
+}
+
+/// What a look at a schedule found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// The instants that have come, oldest first, each with what should become of it.
+    pub intents: Vec<Intent>,
+    /// The job's next instant; `None` if there is none ever.
+    pub next_fire_ms: Option<i64>,
+}
+
+/// What has come of a schedule between its recorded next instant and now.
+///
+/// At most [`MISSED_INSTANTS`] are looked at in one call; the rest is found by the next one, from the returned next instant.
+///
+/// # Errors
+/// The calendar could not be computed.
+pub fn due(schedule: &Schedule, policy: &MisfirePolicy, next_fire_ms: i64, now_ms: i64) -> Result<Due, ScheduleError> {
+    let mut come = Vec::new();
+    let mut next = Some(next_fire_ms);
+    while let Some(instant) = next.filter(|i| *i <= now_ms && come.len() < MISSED_INSTANTS) {
+        come.push(instant);
+        next = match schedule.next_after(instant)? {
+            // An engine that returns an instant that is not later would spin here for ever (case S-05).
+            Some(later) if later <= instant => {
+                return Err(ScheduleError(format!(
+                    "the instant after {} was computed as {}",
+                    rfc3339(instant),
+                    rfc3339(later)
+                )));
+            }
+            other => other,
+        };
+    }
+    let more_to_come = next.is_some_and(|n| n <= now_ms);
+    Ok(Due { intents: judge(&come, policy, now_ms, more_to_come), next_fire_ms: next })
+}
+
+/// `more_to_come`: this pass was cut short, so its last instant is not the latest one.
+fn judge(come: &[i64], policy: &MisfirePolicy, now_ms: i64, more_to_come: bool) -> Vec<Intent> {
+    let missed = |instant: i64| now_ms.saturating_sub(instant) > policy.grace.as_ms();
+    let late = come.iter().filter(|i| missed(**i)).count();
+    // With everything else missed too, the newest missed instant is the one that fires; else a later one stands for it.
+    let fires_once = if late == come.len() && !more_to_come { late.checked_sub(1) } else { None };
+    let first_of_all = late.saturating_sub(policy.limit as usize);
+    come.iter()
+        .enumerate()
+        .map(|(i, &nominal_ms)| {
+            let lateness_s = now_ms.saturating_sub(nominal_ms) / 1_000;
+            let record = |kind, reason: String| Intent::Record { nominal_ms, kind, reason };
+            if i >= late {
+                return Intent::Fire { nominal_ms };
+            }
+            match policy.policy {
+                Misfire::FireOnce if fires_once == Some(i) => Intent::Fire { nominal_ms },
+                Misfire::FireOnce => record(
+                    DecisionKind::Coalesced,
+                    format!("missed by {lateness_s} s (grace {}); made up for by a later instant", policy.grace),
+                ),
+                Misfire::Skip => record(
+                    DecisionKind::SkippedMisfire,
+                    format!("missed by {lateness_s} s, more than the grace of {}", policy.grace),
+                ),
+                Misfire::FireAll if i >= first_of_all && !more_to_come => Intent::Fire { nominal_ms },
+                Misfire::FireAll => record(
+                    DecisionKind::SkippedMisfire,
+                    format!("missed by {lateness_s} s, and beyond the {} latest that fire_all runs", policy.limit),
+                ),
+            }
+        })
+        .collect()
+}
+
+/// What the ledger holds of a job inside the firing transaction.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobNow {
+    /// Who paused it, if it is paused.
+    pub paused_by: Option<String>,
+    /// Its executions that have not ended.
+    pub active: Vec<ExecutionId>,
+    /// The execution that this fire key already has.
+    pub existing: Option<ExecutionId>,
+    /// Whether this fire key already has a decision without an execution.
+    pub decided: bool,
+}
+
+/// The verdict inside the transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Make the execution.
+    Fire,
+    /// Record a decision without one.
+    Skip(DecisionKind, String, Option<ExecutionId>),
+    /// It has been decided before; nothing is written (F1).
+    Duplicate(Option<ExecutionId>),
+}
+
+/// Whether a firing may be made. `scheduled` is false for a person's trigger, which a pause does not stop.
+#[must_use]
+pub fn decide(overlap: OverlapPolicy, now: &JobNow, scheduled: bool) -> Verdict {
+    if now.existing.is_some() || now.decided {
+        return Verdict::Duplicate(now.existing);
+    }
+    if let (true, Some(who)) = (scheduled, &now.paused_by) {
+        return Verdict::Skip(DecisionKind::SkippedPaused, format!("the job is paused by {who}"), None);
+    }
+    match (overlap, now.active.first()) {
+        (OverlapPolicy::Skip, Some(blocking)) => {
+            let reason = format!("execution {blocking} of the job still runs, and its overlap policy is skip");
+            Verdict::Skip(DecisionKind::SkippedOverlap, reason, Some(*blocking))
+        }
+        (OverlapPolicy::Allow, _) | (OverlapPolicy::Skip, None) => Verdict::Fire,
+    }
+}
+
+/// The fire key of a scheduled instant.
+#[must_use]
+pub fn schedule_key(nominal_ms: i64) -> String {
+    rfc3339(nominal_ms)
+}
+
+/// The fire key of a request by a person or a program.
+#[must_use]
+pub fn request_key(request_id: &str) -> String {
+    format!("request:{request_id}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::ScheduleSpec;
+    use crate::units::{Span, parse_instant};
+
+    const NONE: ScheduleSpec =
+        ScheduleSpec { cron: None, every: None, anchor: None, at: None, timezone: None, dst: None };
+
+    fn every_5m() -> Schedule {
+        ScheduleSpec { every: Some(Span::mins(5)), ..NONE }.compile().unwrap()
+    }
+
+    fn at(text: &str) -> i64 {
+        parse_instant(&format!("2026-03-01T{text}Z")).unwrap()
+    }
+
+    fn look(policy: Misfire) -> (Vec<i64>, Vec<DecisionKind>, Option<i64>) {
+        let policy = MisfirePolicy { policy, ..MisfirePolicy::default() };
+        let due = due(&every_5m(), &policy, at("10:05:00"), at("10:31:20")).unwrap();
+        let fired = due
+            .intents
+            .iter()
+            .filter_map(|i| if let Intent::Fire { nominal_ms } = i { Some(*nominal_ms) } else { None });
+        let not =
+            due.intents.iter().filter_map(|i| if let Intent::Record { kind, .. } = i { Some(*kind) } else { None });
+        (fired.collect(), not.collect(), due.next_fire_ms)
+    }
+
+    #[test]
+    fn m_01_skip_lists_what_was_missed() {
+        let (fired, not, next) = look(Misfire::Skip);
+        assert_eq!((fired.len(), not.len(), next), (0, 6, Some(at("10:35:00"))));
+        assert!(not.iter().all(|k| *k == DecisionKind::SkippedMisfire));
+    }
+
+    #[test]
+    fn m_01_fire_once_fires_the_latest() {
+        let (fired, not, next) = look(Misfire::FireOnce);
+        assert_eq!((fired, not.len(), next), (vec![at("10:30:00")], 5, Some(at("10:35:00"))));
+    }
+
+    #[test]
+    fn m_01_fire_all_fires_each_in_order() {
+        let (fired, _, _) = look(Misfire::FireAll);
+        let all: Vec<i64> =
+            ["10:05", "10:10", "10:15", "10:20", "10:25", "10:30"].iter().map(|t| at(&format!("{t}:00"))).collect();
+        assert_eq!(fired, all);
+    }
+
+    #[test]
+    fn within_the_grace_a_late_instant_simply_fires() {
+        let due = due(&every_5m(), &MisfirePolicy::default(), at("10:05:00"), at("10:05:59")).unwrap();
+        assert_eq!(due.intents, [Intent::Fire { nominal_ms: at("10:05:00") }]);
+    }
+
+    #[test]
+    fn m_02_a_long_downtime_is_worked_off_in_bounded_passes() {
+        let every_second = ScheduleSpec { every: Some(Span::secs(1)), ..NONE }.compile().unwrap();
+        let policy = MisfirePolicy::default();
+        let (mut next, now) = (at("00:00:00"), at("03:00:00"));
+        let (mut seen, mut fired) = (0, 0);
+        while next <= now {
+            let due = due(&every_second, &policy, next, now).unwrap();
+            assert!(due.intents.len() <= MISSED_INSTANTS);
+            seen += due.intents.len();
+            fired += due.intents.iter().filter(|i| matches!(i, Intent::Fire { .. })).count();
+            next = due.next_fire_ms.unwrap();
+        }
+        // Every second has a decision; those within the grace of a minute fire, the older ones are coalesced into them.
+        assert_eq!((seen, fired), (3 * 3_600 + 1, 61));
+    }
+
+    #[test]
+    fn decisions_inside_the_transaction() {
+        let running = ExecutionId(uuid::Uuid::from_u128(7));
+        let idle = JobNow::default();
+        let busy = JobNow { active: vec![running], ..JobNow::default() };
+        let paused = JobNow { paused_by: Some("ops".into()), ..JobNow::default() };
+        assert_eq!(decide(OverlapPolicy::Skip, &idle, true), Verdict::Fire);
+        assert!(
+            matches!(decide(OverlapPolicy::Skip, &busy, true), Verdict::Skip(DecisionKind::SkippedOverlap, _, Some(e)) if e == running)
+        );
+        assert_eq!(decide(OverlapPolicy::Allow, &busy, true), Verdict::Fire);
+        assert!(matches!(decide(OverlapPolicy::Skip, &paused, true), Verdict::Skip(DecisionKind::SkippedPaused, ..)));
+        assert_eq!(decide(OverlapPolicy::Skip, &paused, false), Verdict::Fire);
+        let done = JobNow { existing: Some(running), ..busy };
+        assert_eq!(decide(OverlapPolicy::Skip, &done, true), Verdict::Duplicate(Some(running)));
+    }
+}

@@ -1,0 +1,377 @@
+//! The specification of a job: what a job file says, checked.
+//!
+//! The same structures are read from TOML and kept in the ledger as JSON; a job's version is the count of its different JSONs.
+
+use crate::limits;
+use crate::plan::ShardPlan;
+use crate::schedule::ScheduleSpec;
+use crate::units::Span;
+use serde::{Deserialize, Serialize};
+
+/// A named job. Read with [`crate::jobfile::parse`], which also checks it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobSpec {
+    /// Unique; lower-case letters, digits, `-`, `_` and `.`. In a job file it is the table's key.
+    #[serde(default)]
+    pub name: String,
+    /// When to fire by itself. Without one the job is fired by hand only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleSpec>,
+    /// How a firing is cut. Without it, one shard.
+    #[serde(default)]
+    pub shards: ShardsSpec,
+    /// What runs in a shard.
+    pub handler: HandlerSpec,
+    /// The isolation class: its own queue, consumers and concurrency.
+    #[serde(default = "default_tier")]
+    pub tier: String,
+    /// How long one attempt may take. `"none"` only if asked for in these letters.
+    #[serde(default)]
+    pub timeout: Timeout,
+    /// What happens after a failed attempt.
+    #[serde(default)]
+    pub retry: RetryPolicy,
+    /// What happens when the previous execution still runs.
+    #[serde(default)]
+    pub overlap: OverlapPolicy,
+    /// What happens to an instant that passed unseen.
+    #[serde(default)]
+    pub misfire: MisfirePolicy,
+    /// Parameters that each execution gets, unless its trigger names others.
+    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    pub params: serde_json::Map<String, serde_json::Value>,
+}
+
+fn default_tier() -> String {
+    "core".into()
+}
+
+/// How a firing is cut into shards.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardsSpec {
+    /// Whole numbers from..=to, cut into `count` shards or shards of `size`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<RangeSpec>,
+    /// Each shard takes the records whose key modulo this is its index.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modulo: Option<u32>,
+    /// Named items, one shard each unless `count` groups them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub list: Option<Vec<String>>,
+    /// How many shards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u32>,
+    /// How many records in each shard (range only).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+}
+
+/// The two ends of a range, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RangeSpec {
+    /// The first key.
+    pub from: i64,
+    /// The last key.
+    pub to: i64,
+}
+
+/// What runs in a shard: exactly one of `sql`, `exec` and `rust`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "RawHandler", into = "RawHandler")]
+pub enum HandlerSpec {
+    /// Statements on the ledger's own server, in one transaction with the shard's checkpoint and result.
+    Sql {
+        /// One or more statements, separated by `;`. `:shard_from`, `:shard_to` and the other parameters are bound, not pasted.
+        sql: String,
+        /// Cut the shard's range into transactions of this many keys, each with a checkpoint.
+        chunk: Option<u32>,
+    },
+    /// A program and its arguments; no shell.
+    Exec {
+        /// `argv`: the program first.
+        argv: Vec<String>,
+    },
+    /// A handler that the worker program registered under this name.
+    Rust {
+        /// The registered name.
+        name: String,
+    },
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawHandler {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sql: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    chunk: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exec: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rust: Option<String>,
+}
+
+impl TryFrom<RawHandler> for HandlerSpec {
+    type Error = String;
+    fn try_from(raw: RawHandler) -> Result<Self, String> {
+        let chunk_without_sql = raw.chunk.is_some() && raw.sql.is_none();
+        match (raw.sql, raw.exec, raw.rust) {
+            _ if chunk_without_sql => Err("'chunk' belongs to an sql handler".into()),
+            (Some(sql), None, None) if sql.trim().is_empty() => Err("the sql of a handler can't be empty".into()),
+            (Some(_), None, None) if raw.chunk == Some(0) => {
+                Err("chunk = 0 would never end; leave it out for one transaction".into())
+            }
+            (Some(sql), None, None) => Ok(HandlerSpec::Sql { sql, chunk: raw.chunk }),
+            (None, Some(argv), None) => {
+                if argv.first().is_none_or(|program| program.is_empty()) {
+                    return Err("exec needs a program: exec = [\"python3\", \"job.py\"]".into());
+                }
+                if argv.iter().any(|a| a.contains('\0')) {
+                    return Err("an exec argument can't contain a NUL character".into());
+                }
+                Ok(HandlerSpec::Exec { argv })
+            }
+            (None, None, Some(name)) => Ok(HandlerSpec::Rust { name }),
+            (None, None, None) => {
+                Err("a handler needs one of sql = \"…\", exec = [\"program\", …] or rust = \"name\"".into())
+            }
+            _ => Err("a handler has exactly one of sql, exec and rust; split the work into jobs for more".into()),
+        }
+    }
+}
+
+impl From<HandlerSpec> for RawHandler {
+    fn from(spec: HandlerSpec) -> Self {
+        match spec {
+            HandlerSpec::Sql { sql, chunk } => RawHandler { sql: Some(sql), chunk, ..RawHandler::default() },
+            HandlerSpec::Exec { argv } => RawHandler { exec: Some(argv), ..RawHandler::default() },
+            HandlerSpec::Rust { name } => RawHandler { rust: Some(name), ..RawHandler::default() },
+        }
+    }
+}
+
+/// How long one attempt may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timeout {
+    /// It is cut off after this.
+    After(Span),
+    /// It may run for ever; only its worker's heartbeat vouches for it.
+    Never,
+}
+
+impl Default for Timeout {
+    fn default() -> Self {
+        Timeout::After(Span::mins(30))
+    }
+}
+
+impl Timeout {
+    /// The span, if there is a limit.
+    #[must_use]
+    pub fn span(self) -> Option<Span> {
+        match self {
+            Timeout::After(span) => Some(span),
+            Timeout::Never => None,
+        }
+    }
+}
+
+impl Serialize for Timeout {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Timeout::After(span) => span.serialize(serializer),
+            Timeout::Never => serializer.serialize_str("none"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Timeout {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde::de::Error;
+        struct Text;
+        impl serde::de::Visitor<'_> for Text {
+            type Value = Timeout;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a duration in quotes such as \"30m\", or \"none\" for no limit")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Timeout, E> {
+                if text == "none" {
+                    return Ok(Timeout::Never);
+                }
+                match Span::parse(text).map_err(E::custom)? {
+                    Span(0) => {
+                        Err(E::custom("a timeout of 0 would end every attempt at once; write \"none\" for no limit"))
+                    }
+                    span => Ok(Timeout::After(span)),
+                }
+            }
+        }
+        deserializer.deserialize_any(Text)
+    }
+}
+
+/// What happens after a failed attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RetryPolicy {
+    /// Tries at a shard in all, the first included.
+    pub attempts: u32,
+    /// The wait after the first failure.
+    pub first: Span,
+    /// By how much the wait grows with each further one.
+    pub factor: f64,
+    /// The longest wait.
+    pub max: Span,
+    /// The share of the wait that is drawn at random, more or less; 0 to 1.
+    pub jitter: f64,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        RetryPolicy { attempts: 3, first: Span::secs(10), factor: 2.0, max: Span::mins(10), jitter: 0.2 }
+    }
+}
+
+/// What happens when the previous execution of the job still runs. A shard that waits for its retry counts as running.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverlapPolicy {
+    /// The new instant is recorded as skipped, with the execution that was in its way.
+    #[default]
+    Skip,
+    /// Both run.
+    Allow,
+}
+
+/// What happens to an instant that passed while nobody led.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MisfirePolicy {
+    /// What to do with what was missed.
+    pub policy: Misfire,
+    /// An instant that is late by no more than this fires as if nothing had been.
+    pub grace: Span,
+    /// How many missed instants `fire_all` runs at most; the latest ones.
+    pub limit: u32,
+}
+
+impl Default for MisfirePolicy {
+    fn default() -> Self {
+        MisfirePolicy { policy: Misfire::FireOnce, grace: Span::mins(1), limit: 100 }
+    }
+}
+
+/// The choices for missed instants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Misfire {
+    /// The latest one fires; the others are recorded as coalesced into it.
+    FireOnce,
+    /// None fires; each is recorded as missed.
+    Skip,
+    /// Each fires, oldest first, up to the limit.
+    FireAll,
+}
+
+/// A fault in a specification: which key, what is wrong, what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {message}")]
+pub struct SpecError {
+    /// The dotted key within the job, such as `retry.max`.
+    pub key: String,
+    /// What is wrong, and what would be right.
+    pub message: String,
+}
+
+fn fault(key: &str, message: impl Into<String>) -> SpecError {
+    SpecError { key: key.into(), message: message.into() }
+}
+
+/// Checks a name that becomes a routing key, a metric label and a part of queue names.
+///
+/// # Errors
+/// A sentence that says which character or length is wrong.
+pub fn check_name(name: &str, limit: usize) -> Result<(), String> {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() {
+        return Err("a name can't be empty".into());
+    }
+    if name.len() > limit {
+        return Err(format!("a name has at most {limit} characters; this one has {}", name.len()));
+    }
+    if let Some(c) = name.chars().find(|c| !allowed(*c)) {
+        return Err(format!("'{name}' contains {c:?}; names are of lower-case letters, digits, '-', '_' and '.'"));
+    }
+    if !name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit()) {
+        return Err(format!("'{name}' must begin with a letter or a digit"));
+    }
+    Ok(())
+}
+
+impl JobSpec {
+    /// Checks everything that the types don't.
+    ///
+    /// # Errors
+    /// The first fault found, with the key that it stands at.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        check_name(&self.name, limits::JOB_NAME_BYTES).map_err(|m| fault("name", m))?;
+        check_name(&self.tier, 32).map_err(|m| fault("tier", m))?;
+        ShardPlan::from_spec(&self.shards).map_err(|e| fault(&format!("shards{}", e.key), e.message))?;
+        if let Some(schedule) = &self.schedule {
+            schedule.compile().map_err(|e| fault("schedule", e.to_string()))?;
+        }
+        let retry = &self.retry;
+        if retry.attempts == 0 || retry.attempts > limits::ATTEMPTS_MAX {
+            return Err(fault(
+                "retry.attempts",
+                format!("{} tries; 1 (no retry) to {} are possible", retry.attempts, limits::ATTEMPTS_MAX),
+            ));
+        }
+        if !retry.factor.is_finite() || retry.factor < 1.0 {
+            return Err(fault(
+                "retry.factor",
+                format!("{} would make the waits shrink; use 1.0 for even waits or more", retry.factor),
+            ));
+        }
+        if retry.max < retry.first {
+            return Err(fault(
+                "retry.max",
+                format!("max = \"{}\" is less than first = \"{}\"", retry.max, retry.first),
+            ));
+        }
+        if !(0.0..=1.0).contains(&retry.jitter) {
+            return Err(fault("retry.jitter", format!("{} is not a share from 0 to 1", retry.jitter)));
+        }
+        if self.misfire.limit == 0 || self.misfire.limit as usize > limits::MISSED_INSTANTS {
+            return Err(fault(
+                "misfire.limit",
+                format!("{} is not from 1 to {}", self.misfire.limit, limits::MISSED_INSTANTS),
+            ));
+        }
+        let params = serde_json::to_vec(&self.params).map_or(usize::MAX, |v| v.len());
+        if params > limits::PARAMS_BYTES {
+            return Err(fault(
+                "params",
+                format!("{params} bytes as JSON; at most {} travel with an execution", limits::PARAMS_BYTES),
+            ));
+        }
+        if let HandlerSpec::Sql { chunk: Some(_), .. } = self.handler
+            && self.shards.range.is_none()
+        {
+            return Err(fault(
+                "handler.chunk",
+                "chunks are cut from a range; give the job shards = { range = { from, to }, count }",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The text that is kept in the ledger and compared to see whether a job changed. Keys are in a fixed order.
+    #[must_use]
+    pub fn canonical_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}

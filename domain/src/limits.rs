@@ -1,0 +1,59 @@
+//! Every bound of the system, with its reason. A number that limits something stands here and nowhere else.
+
+/// Shards of one execution. A million no-op shards take some minutes; more belongs into larger shards.
+pub const SHARDS_MAX: u32 = 1_000_000;
+/// Shard rows that are written in the firing transaction itself; the rest follows in chunks of this size, so that a job of a
+/// million shards doesn't hold the leader's row for seconds while other jobs are due (docs/decisions/0004).
+pub const SHARD_ROWS_PER_WRITE: u32 = 1_000;
+/// Entries of one group commit. Measured: batches of 512 are no better than 128, so this is where a backlog is cut.
+pub const GROUP_COMMIT_ENTRIES: usize = 512;
+/// How long the first entry of a group commit waits for company.
+pub const GROUP_COMMIT_WAIT_MS: u64 = 2;
+/// Firings in one transaction. Bounds how long the leader's row stays locked.
+pub const FIRINGS_PER_WRITE: usize = 250;
+/// Missed instants of one job that are looked at in one pass after a downtime; beyond it they are counted, not listed.
+pub const MISSED_INSTANTS: usize = 1_000;
+/// Executions of one job that wait under `overlap = "queue"`.
+pub const QUEUED_EXECUTIONS: usize = 1;
+/// Length of a job's name in bytes. It is a routing key, a metric label and part of an index.
+pub const JOB_NAME_BYTES: usize = 100;
+/// Length of a fire key in bytes; an index over (job, key) has to stay within InnoDB's oldest limit of 767 bytes.
+pub const FIRE_KEY_BYTES: usize = 180;
+/// Length of a request id in bytes; the fire key is this with a prefix.
+pub const REQUEST_ID_BYTES: usize = 128;
+/// A trigger message from a person. The management UI's form is not made for more.
+pub const TRIGGER_BYTES: usize = 64 * 1024;
+/// Parameters of one execution as JSON: they travel to every worker and stand in the ledger.
+pub const PARAMS_BYTES: usize = 16 * 1024;
+/// How deep a trigger's JSON may nest; serde_json itself stops at 128.
+pub const JSON_DEPTH: usize = 64;
+/// Raw text of a rejected message that is kept for the person who looks for it.
+pub const REJECTED_TEXT_BYTES: usize = 4 * 1024;
+/// A handler's result summary. Larger belongs where the handler's data goes.
+pub const RESULT_BYTES: usize = 64 * 1024;
+/// An error text in the ledger.
+pub const ERROR_BYTES: usize = 4 * 1024;
+/// Output of one attempt of an `exec` handler that is kept; what is beyond is counted and marked.
+pub const OUTPUT_BYTES: usize = 64 * 1024;
+/// One checkpoint's position.
+pub const CHECKPOINT_BYTES: usize = 1024;
+/// Tries at a shard that a job may ask for.
+pub const ATTEMPTS_MAX: u32 = 1_000;
+/// Messages that one publisher has in flight to the broker without their confirms.
+pub const PUBLISH_WINDOW: usize = 1_024;
+/// Ready messages in one tier's queue at most, however fast it drains.
+pub const QUEUE_WINDOW_MAX: u32 = 4_096;
+/// Ready messages in one tier's queue at least, so that a consumer never waits for the dispatcher's next look.
+pub const QUEUE_WINDOW_MIN: u32 = 16;
+/// Messages that one consumer may hold unacked.
+pub const PREFETCH_MAX: u16 = 1_024;
+/// Shards of one execution that are published before another execution of the tier has its turn.
+pub const DISPATCH_QUANTUM: u32 = 64;
+/// Retries and reclaimed shards that one look at the ledger takes up.
+pub const REDISPATCH_BATCH: usize = 500;
+/// Results that a worker holds in memory while the ledger is away. Then it stops taking shards.
+pub const HELD_RESULTS: usize = 10_000;
+/// A worker's attempts at the same time per tier.
+pub const CONCURRENCY_MAX: usize = 1_024;
+/// Tiers by configuration. Each has a queue, a consumer and a metric label.
+pub const TIERS_MAX: usize = 16;

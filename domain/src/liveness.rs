@@ -1,0 +1,92 @@
+//! Whether a worker lives, by what the presence store and the observer's own clock say. Two hosts' clocks are never compared.
+
+use crate::ids::Incarnation;
+use std::collections::BTreeMap;
+
+/// What the presence store says of an incarnation, by its own clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sighting {
+    /// It has renewed this long ago.
+    Beat {
+        /// Milliseconds since, by the store's clock.
+        age_ms: i64,
+    },
+    /// The store knows nothing of it: it never was there, it left, or the store lost its memory.
+    Absent,
+}
+
+/// The verdict on one incarnation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// It beats.
+    Alive,
+    /// It may be gone; not long enough to say.
+    Suspect,
+    /// It is gone: its shards may be taken.
+    Lost,
+}
+
+/// The observer's memory of who has been absent since when. A store that was flushed forgets everybody at once; they get
+/// the whole lost-after time to show up again, instead of being declared lost all together.
+#[derive(Clone, Debug, Default)]
+pub struct Observer {
+    absent_since_ms: BTreeMap<Incarnation, i64>,
+}
+
+impl Observer {
+    /// Takes in one sighting. `now_ms` is the observer's own monotonic clock.
+    pub fn judge(&mut self, who: Incarnation, sighting: Sighting, lost_after_ms: i64, now_ms: i64) -> Liveness {
+        match sighting {
+            Sighting::Beat { age_ms } => {
+                self.absent_since_ms.remove(&who);
+                if age_ms > lost_after_ms { Liveness::Lost } else { Liveness::Alive }
+            }
+            Sighting::Absent => {
+                let since = *self.absent_since_ms.entry(who).or_insert(now_ms);
+                if now_ms - since > lost_after_ms { Liveness::Lost } else { Liveness::Suspect }
+            }
+        }
+    }
+
+    /// Forgets everybody who owns nothing any more; bounds the memory.
+    pub fn retain(&mut self, owners: &[Incarnation]) {
+        self.absent_since_ms.retain(|who, _| owners.contains(who));
+    }
+}
+
+/// When a worker that can't renew must stop its handlers: at two thirds of the lost-after time since the start of its last
+/// successful renewal, so that it has stopped before anybody takes its shards.
+#[must_use]
+pub fn must_fence(since_last_renewal_ms: i64, lost_after_ms: i64) -> bool {
+    since_last_renewal_ms >= lost_after_ms * 2 / 3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flushed_store_does_not_kill_everybody() {
+        let who = Incarnation(uuid::Uuid::from_u128(1));
+        let mut observer = Observer::default();
+        assert_eq!(observer.judge(who, Sighting::Beat { age_ms: 4_000 }, 15_000, 0), Liveness::Alive);
+        assert_eq!(observer.judge(who, Sighting::Absent, 15_000, 1_000), Liveness::Suspect);
+        assert_eq!(observer.judge(who, Sighting::Absent, 15_000, 16_000), Liveness::Suspect);
+        assert_eq!(observer.judge(who, Sighting::Beat { age_ms: 0 }, 15_000, 16_500), Liveness::Alive);
+        assert_eq!(observer.judge(who, Sighting::Absent, 15_000, 20_000), Liveness::Suspect, "counted afresh");
+        assert_eq!(observer.judge(who, Sighting::Absent, 15_000, 35_001), Liveness::Lost);
+    }
+
+    #[test]
+    fn a_beat_that_is_too_old_is_lost_at_once() {
+        let mut observer = Observer::default();
+        let who = Incarnation(uuid::Uuid::from_u128(1));
+        assert_eq!(observer.judge(who, Sighting::Beat { age_ms: 15_001 }, 15_000, 0), Liveness::Lost);
+    }
+
+    #[test]
+    fn fencing_comes_before_loss() {
+        assert!(!must_fence(9_999, 15_000));
+        assert!(must_fence(10_000, 15_000));
+    }
+}

@@ -1,0 +1,42 @@
+//! What travels between processes. The codecs are in the broker crate; fields may be added, never renamed.
+
+use crate::ids::AttemptRef;
+use serde::{Deserialize, Serialize};
+
+/// The version of the envelope that this program writes.
+pub const ENVELOPE_VERSION: u8 = 1;
+
+/// "Run this attempt": the whole message. The data of the shard is in the ledger, under the execution's frozen plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardMessage {
+    /// [`ENVELOPE_VERSION`] of the sender.
+    pub v: u8,
+    /// The attempt to run.
+    pub attempt: AttemptRef,
+    /// The leader that handed it out; for the logs only, a worker never decides by it.
+    pub epoch: i64,
+}
+
+/// A trigger by a person or a program, read and checked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TriggerRequest {
+    /// The job's name.
+    pub job: String,
+    /// Parameters over the job's own.
+    #[serde(default)]
+    pub params: serde_json::Map<String, serde_json::Value>,
+    /// The same id fires once. Absent: each message is a firing of its own.
+    #[serde(default)]
+    pub request_id: Option<String>,
+}
+
+/// What the requester gets back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TriggerReply {
+    /// `fired`, `duplicate`, `skipped` or `rejected`.
+    pub outcome: String,
+    /// The execution: the new one, the one of the same request, or the one in the way.
+    pub execution: Option<String>,
+    /// A sentence.
+    pub message: String,
+}

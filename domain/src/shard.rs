@@ -1,0 +1,544 @@
+//! The state machine of a shard.
+//!
+//! ```text
+//!            claim                       succeed
+//!  pending ─────────▶ running(owner) ─────────────▶ success
+//!     ▲                  │      │
+//!     │ retry, reclaim,  │      └── fail, reclaim with no try left ──▶ failed (a dead letter)
+//!     └── hand back ─────┘
+//!  pending, running ── cancel ──▶ cancelled
+//! ```
+//!
+//! `attempt` is the fence: it grows by one whenever a shard leaves `running` for `pending`, so a late write of an earlier
+//! owner matches nothing. `failures` is the budget: a hand-back at shutdown raises the attempt but not the failures.
+//!
+//! The SQL adapters carry these guards in their `WHERE` clauses; the store's conformance suite holds the two together.
+
+use crate::ids::Incarnation;
+use crate::job::RetryPolicy;
+use crate::retry::wait_ms;
+use serde::{Deserialize, Serialize};
+
+/// Where a shard is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// To be run, perhaps not before some instant.
+    Pending,
+    /// Claimed by the owner.
+    Running,
+    /// Ended well; its result is recorded.
+    Success,
+    /// Its tries are used up, or it said that trying again is no use.
+    Failed,
+    /// Its execution was cancelled first.
+    Cancelled,
+}
+
+impl Phase {
+    /// Nothing leaves a terminal phase (S2).
+    #[must_use]
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Phase::Success | Phase::Failed | Phase::Cancelled)
+    }
+
+    /// The number in the ledger.
+    #[must_use]
+    pub fn code(self) -> i64 {
+        match self {
+            Phase::Pending => 0,
+            Phase::Running => 1,
+            Phase::Success => 2,
+            Phase::Failed => 3,
+            Phase::Cancelled => 4,
+        }
+    }
+
+    /// From the number in the ledger.
+    #[must_use]
+    pub fn from_code(code: i64) -> Option<Self> {
+        [Phase::Pending, Phase::Running, Phase::Success, Phase::Failed, Phase::Cancelled]
+            .into_iter()
+            .find(|p| p.code() == code)
+    }
+
+    /// The word that people see.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Phase::Pending => "pending",
+            Phase::Running => "running",
+            Phase::Success => "success",
+            Phase::Failed => "failed",
+            Phase::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// How far an attempt got. A number must grow; a text only has to follow from the previous one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Checkpoint {
+    /// A key of the data: everything up to and with it is done.
+    Number(i64),
+    /// Anything else that the handler understands.
+    Text(String),
+}
+
+/// What the ledger knows of a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Shard {
+    /// Where it is.
+    pub phase: Phase,
+    /// The attempt that runs, or the one that will.
+    pub attempt: u32,
+    /// Tries that ended badly so far.
+    pub failures: u32,
+    /// Who runs it; `Some` exactly while it is running.
+    pub owner: Option<Incarnation>,
+    /// It is not handed out before this instant.
+    pub not_before_ms: i64,
+    /// Where the next attempt starts.
+    pub checkpoint: Option<Checkpoint>,
+}
+
+impl Shard {
+    /// As a firing makes it.
+    #[must_use]
+    pub fn new() -> Self {
+        Shard { phase: Phase::Pending, attempt: 1, failures: 0, owner: None, not_before_ms: 0, checkpoint: None }
+    }
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Why a shard was taken from its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReclaimReason {
+    /// The owner's heartbeat ended.
+    WorkerLost,
+    /// The owner's heartbeat goes on, but the attempt is past its timeout and the grace.
+    Hung,
+}
+
+impl ReclaimReason {
+    /// The sentence that stands in the attempt's history.
+    #[must_use]
+    pub fn sentence(self) -> &'static str {
+        match self {
+            ReclaimReason::WorkerLost => "worker lost: its heartbeat ended while the shard ran",
+            ReclaimReason::Hung => "hung: the attempt ran past its timeout and did not end when told to",
+        }
+    }
+}
+
+/// What a failed handler says about another try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureClass {
+    /// Another try may help.
+    Transient,
+    /// Another try would fail the same way.
+    Permanent,
+    /// It ran into its timeout; another try may help.
+    Timeout,
+}
+
+/// What happens to a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// A worker wants to run an attempt.
+    Claim {
+        /// The attempt that its message named.
+        attempt: u32,
+        /// The worker.
+        owner: Incarnation,
+    },
+    /// A running attempt got further.
+    Advance {
+        /// The attempt.
+        attempt: u32,
+        /// The worker.
+        owner: Incarnation,
+        /// The checkpoint that it went on from.
+        from: Option<Checkpoint>,
+        /// The new one.
+        to: Checkpoint,
+    },
+    /// The handler ended well.
+    Succeed {
+        /// The attempt.
+        attempt: u32,
+        /// The worker.
+        owner: Incarnation,
+    },
+    /// The handler ended badly.
+    Fail {
+        /// The attempt.
+        attempt: u32,
+        /// The worker.
+        owner: Incarnation,
+        /// Whether another try may help.
+        class: FailureClass,
+        /// For the jitter of the wait.
+        seed: u64,
+    },
+    /// The leader takes the shard from its owner.
+    Reclaim {
+        /// The attempt that was seen running.
+        attempt: u32,
+        /// Its owner then.
+        owner: Incarnation,
+        /// Why.
+        reason: ReclaimReason,
+    },
+    /// The owner gives it back unfinished, at shutdown or because it never started it.
+    HandBack {
+        /// The attempt.
+        attempt: u32,
+        /// The worker.
+        owner: Incarnation,
+    },
+    /// The execution is cancelled.
+    Cancel,
+}
+
+/// What has to be done after a transition, by whoever applied it, in the same transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Hand the shard to the broker again under its new attempt.
+    Redispatch {
+        /// Not before this instant.
+        not_before_ms: i64,
+    },
+    /// Count the shard in its execution.
+    Settle(Phase),
+}
+
+/// A refused event: stale, late or a duplicate. Counted by its [`Rejection::label`]; nothing changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Rejection {
+    /// The shard has ended.
+    #[error("the shard has already ended ({})", .0.word())]
+    Terminal(Phase),
+    /// A later attempt exists.
+    #[error("attempt {named} is superseded by attempt {current}")]
+    StaleAttempt {
+        /// The attempt that the event named.
+        named: u32,
+        /// The attempt in the ledger.
+        current: u32,
+    },
+    /// The event names an attempt that the ledger never gave out.
+    #[error("attempt {named} does not exist; the ledger is at {current}")]
+    UnknownAttempt {
+        /// The attempt that the event named.
+        named: u32,
+        /// The attempt in the ledger.
+        current: u32,
+    },
+    /// This attempt has been claimed.
+    #[error("the attempt is already running at {0}")]
+    AlreadyRunning(Incarnation),
+    /// Someone else runs this attempt.
+    #[error("the attempt belongs to {0}")]
+    NotOwner(Incarnation),
+    /// Nobody runs it.
+    #[error("the attempt is not running")]
+    NotRunning,
+    /// It waits for its retry.
+    #[error("the shard waits until its retry is due")]
+    NotYet,
+    /// The checkpoint does not follow from the ledger's (S4).
+    #[error("the checkpoint does not follow from the one in the ledger")]
+    CheckpointGap,
+    /// There is no such shard.
+    #[error("there is no such shard")]
+    NoSuchShard,
+}
+
+impl Rejection {
+    /// The bounded label of the metric `shardcron_refused_total`.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Rejection::Terminal(_) => "terminal",
+            Rejection::StaleAttempt { .. } => "stale_attempt",
+            Rejection::UnknownAttempt { .. } => "unknown_attempt",
+            Rejection::AlreadyRunning(_) => "already_running",
+            Rejection::NotOwner(_) => "not_owner",
+            Rejection::NotRunning => "not_running",
+            Rejection::NotYet => "not_yet",
+            Rejection::CheckpointGap => "checkpoint_gap",
+            Rejection::NoSuchShard => "no_such_shard",
+        }
+    }
+}
+
+/// The one place where a shard changes. Unknown combinations are refusals, never a silent default.
+///
+/// # Errors
+/// The event does not apply to the state; the state stays as it is.
+pub fn apply(
+    shard: &Shard,
+    event: &Event,
+    policy: &RetryPolicy,
+    now_ms: i64,
+) -> Result<(Shard, Option<Effect>), Rejection> {
+    match event {
+        Event::Claim { attempt, owner } => {
+            if shard.phase == Phase::Running && *attempt == shard.attempt {
+                return Err(Rejection::AlreadyRunning(shard.owner.unwrap_or(*owner)));
+            }
+            check_attempt(shard, *attempt)?;
+            if shard.not_before_ms > now_ms {
+                return Err(Rejection::NotYet);
+            }
+            Ok((Shard { phase: Phase::Running, owner: Some(*owner), ..shard.clone() }, None))
+        }
+        Event::Advance { attempt, owner, from, to } => {
+            check_running(shard, *attempt, *owner)?;
+            if *from != shard.checkpoint || !moves_forward(from.as_ref(), to) {
+                return Err(Rejection::CheckpointGap);
+            }
+            Ok((Shard { checkpoint: Some(to.clone()), ..shard.clone() }, None))
+        }
+        Event::Succeed { attempt, owner } => {
+            check_running(shard, *attempt, *owner)?;
+            Ok((Shard { phase: Phase::Success, owner: None, ..shard.clone() }, Some(Effect::Settle(Phase::Success))))
+        }
+        Event::Fail { attempt, owner, class, seed } => {
+            check_running(shard, *attempt, *owner)?;
+            let failures = shard.failures.saturating_add(1);
+            let again = *class != FailureClass::Permanent && failures < policy.attempts;
+            let wait = i64::try_from(wait_ms(policy, failures, *seed)).unwrap_or(i64::MAX);
+            Ok(after_failure(shard, failures, again.then_some(now_ms.saturating_add(wait))))
+        }
+        Event::Reclaim { attempt, owner, .. } => {
+            check_running(shard, *attempt, *owner)?;
+            let failures = shard.failures.saturating_add(1);
+            Ok(after_failure(shard, failures, (failures < policy.attempts).then_some(now_ms)))
+        }
+        Event::HandBack { attempt, owner } => {
+            check_running(shard, *attempt, *owner)?;
+            Ok(after_failure(shard, shard.failures, Some(now_ms)))
+        }
+        Event::Cancel => {
+            if shard.phase.is_terminal() {
+                return Err(Rejection::Terminal(shard.phase));
+            }
+            Ok((
+                Shard { phase: Phase::Cancelled, owner: None, ..shard.clone() },
+                Some(Effect::Settle(Phase::Cancelled)),
+            ))
+        }
+    }
+}
+
+fn after_failure(shard: &Shard, failures: u32, next_at_ms: Option<i64>) -> (Shard, Option<Effect>) {
+    match next_at_ms {
+        Some(not_before_ms) => (
+            Shard {
+                phase: Phase::Pending,
+                attempt: shard.attempt.saturating_add(1),
+                failures,
+                owner: None,
+                not_before_ms,
+                checkpoint: shard.checkpoint.clone(),
+            },
+            Some(Effect::Redispatch { not_before_ms }),
+        ),
+        None => (
+            Shard { phase: Phase::Failed, failures, owner: None, ..shard.clone() },
+            Some(Effect::Settle(Phase::Failed)),
+        ),
+    }
+}
+
+fn check_attempt(shard: &Shard, named: u32) -> Result<(), Rejection> {
+    if shard.phase.is_terminal() {
+        return Err(Rejection::Terminal(shard.phase));
+    }
+    match named.cmp(&shard.attempt) {
+        std::cmp::Ordering::Less => Err(Rejection::StaleAttempt { named, current: shard.attempt }),
+        std::cmp::Ordering::Greater => Err(Rejection::UnknownAttempt { named, current: shard.attempt }),
+        std::cmp::Ordering::Equal => Ok(()),
+    }
+}
+
+fn check_running(shard: &Shard, attempt: u32, owner: Incarnation) -> Result<(), Rejection> {
+    check_attempt(shard, attempt)?;
+    match (shard.phase, shard.owner) {
+        (Phase::Running, Some(current)) if current == owner => Ok(()),
+        (Phase::Running, Some(current)) => Err(Rejection::NotOwner(current)),
+        _ => Err(Rejection::NotRunning),
+    }
+}
+
+/// S4: numbers grow; between texts the ledger can only check that nothing was skipped.
+fn moves_forward(from: Option<&Checkpoint>, to: &Checkpoint) -> bool {
+    match (from, to) {
+        (Some(Checkpoint::Number(a)), Checkpoint::Number(b)) => b > a,
+        (Some(from), to) => from != to,
+        (None, _) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::invariants;
+    use proptest::prelude::*;
+    use uuid::Uuid;
+
+    fn worker(n: u8) -> Incarnation {
+        Incarnation(Uuid::from_bytes([n; 16]))
+    }
+
+    fn run(events: &[Event]) -> (Shard, Vec<Result<Option<Effect>, Rejection>>) {
+        let policy = RetryPolicy::default();
+        let mut shard = Shard::new();
+        let mut answers = Vec::new();
+        for (i, event) in events.iter().enumerate() {
+            match apply(&shard, event, &policy, 1_000_000_000 * (i as i64 + 1)) {
+                Ok((next, effect)) => {
+                    invariants::check_shard_step(&shard, &next).unwrap();
+                    shard = next;
+                    answers.push(Ok(effect));
+                }
+                Err(r) => answers.push(Err(r)),
+            }
+        }
+        (shard, answers)
+    }
+
+    #[test]
+    fn r_07_results_out_of_order_end_in_success() {
+        let claim = Event::Claim { attempt: 1, owner: worker(1) };
+        let succeed = Event::Succeed { attempt: 1, owner: worker(1) };
+        let (shard, answers) = run(&[succeed.clone(), claim.clone(), succeed.clone(), claim, succeed]);
+        assert_eq!(shard.phase, Phase::Success);
+        assert_eq!(answers[0], Err(Rejection::NotRunning));
+        assert_eq!(answers[3], Err(Rejection::Terminal(Phase::Success)));
+        assert_eq!(answers[4], Err(Rejection::Terminal(Phase::Success)));
+    }
+
+    #[test]
+    fn r_08_the_old_owner_of_a_reclaimed_shard_is_refused() {
+        let (shard, answers) = run(&[
+            Event::Claim { attempt: 1, owner: worker(1) },
+            Event::Reclaim { attempt: 1, owner: worker(1), reason: ReclaimReason::WorkerLost },
+            Event::Claim { attempt: 2, owner: worker(2) },
+            Event::Succeed { attempt: 1, owner: worker(1) },
+            Event::Advance { attempt: 1, owner: worker(1), from: None, to: Checkpoint::Number(5) },
+            Event::Succeed { attempt: 2, owner: worker(2) },
+        ]);
+        assert_eq!(shard.phase, Phase::Success);
+        assert_eq!(answers[3], Err(Rejection::StaleAttempt { named: 1, current: 2 }));
+        assert_eq!(answers[4], Err(Rejection::StaleAttempt { named: 1, current: 2 }));
+    }
+
+    #[test]
+    fn t_04_a_shard_that_kills_its_workers_ends_after_its_attempts() {
+        let mut events = Vec::new();
+        for attempt in 1..=4 {
+            events.push(Event::Claim { attempt, owner: worker(attempt as u8) });
+            events.push(Event::Reclaim { attempt, owner: worker(attempt as u8), reason: ReclaimReason::WorkerLost });
+        }
+        let (shard, answers) = run(&events);
+        assert_eq!(shard.phase, Phase::Failed);
+        assert_eq!(shard.failures, 3);
+        assert_eq!(answers.iter().filter(|a| matches!(a, Ok(Some(Effect::Settle(_))))).count(), 1, "settled once");
+        assert_eq!(answers[6], Err(Rejection::Terminal(Phase::Failed)));
+    }
+
+    #[test]
+    fn t_06_attempts_are_counted_as_written() {
+        let policy = RetryPolicy { attempts: 4, ..RetryPolicy::default() };
+        let mut shard = Shard::new();
+        let mut started = Vec::new();
+        let mut now = 0;
+        while !shard.phase.is_terminal() {
+            let attempt = shard.attempt;
+            shard = apply(&shard, &Event::Claim { attempt, owner: worker(1) }, &policy, now).unwrap().0;
+            started.push(attempt);
+            let fail = Event::Fail { attempt, owner: worker(1), class: FailureClass::Transient, seed: 7 };
+            shard = apply(&shard, &fail, &policy, now).unwrap().0;
+            now = shard.not_before_ms;
+        }
+        assert_eq!(started, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_hand_back_raises_the_fence_but_costs_no_try() {
+        let (shard, _) =
+            run(&[Event::Claim { attempt: 1, owner: worker(1) }, Event::HandBack { attempt: 1, owner: worker(1) }]);
+        assert_eq!((shard.phase, shard.attempt, shard.failures), (Phase::Pending, 2, 0));
+    }
+
+    #[test]
+    fn a_waiting_retry_is_not_claimed_early() {
+        let policy = RetryPolicy::default();
+        let shard = Shard { attempt: 2, failures: 1, not_before_ms: 500, ..Shard::new() };
+        let claim = Event::Claim { attempt: 2, owner: worker(1) };
+        assert_eq!(apply(&shard, &claim, &policy, 499), Err(Rejection::NotYet));
+        assert!(apply(&shard, &claim, &policy, 500).is_ok());
+    }
+
+    #[test]
+    fn s4_checkpoints_only_move_forward_and_never_skip() {
+        let at = |from: Option<i64>, to: i64| Event::Advance {
+            attempt: 1,
+            owner: worker(1),
+            from: from.map(Checkpoint::Number),
+            to: Checkpoint::Number(to),
+        };
+        let (shard, answers) = run(&[
+            Event::Claim { attempt: 1, owner: worker(1) },
+            at(None, 10),
+            at(None, 20),
+            at(Some(10), 10),
+            at(Some(10), 30),
+        ]);
+        assert_eq!(shard.checkpoint, Some(Checkpoint::Number(30)));
+        assert_eq!(answers[2], Err(Rejection::CheckpointGap));
+        assert_eq!(answers[3], Err(Rejection::CheckpointGap));
+    }
+
+    fn any_event() -> impl Strategy<Value = Event> {
+        let who = (1u32..5, 1u8..4).prop_map(|(attempt, w)| (attempt, worker(w)));
+        prop_oneof![
+            who.clone().prop_map(|(attempt, owner)| Event::Claim { attempt, owner }),
+            who.clone().prop_map(|(attempt, owner)| Event::Succeed { attempt, owner }),
+            who.clone().prop_map(|(attempt, owner)| Event::Fail {
+                attempt,
+                owner,
+                class: FailureClass::Transient,
+                seed: 1
+            }),
+            who.clone().prop_map(|(attempt, owner)| Event::Reclaim { attempt, owner, reason: ReclaimReason::Hung }),
+            who.clone().prop_map(|(attempt, owner)| Event::HandBack { attempt, owner }),
+            (who, any::<Option<u8>>(), any::<u8>()).prop_map(|((attempt, owner), from, to)| Event::Advance {
+                attempt,
+                owner,
+                from: from.map(|f| Checkpoint::Number(f.into())),
+                to: Checkpoint::Number(to.into())
+            }),
+            Just(Event::Cancel),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn any_history_keeps_the_invariants(events in proptest::collection::vec(any_event(), 1..60)) {
+            let (_, answers) = run(&events);
+            let settled = answers.iter().filter(|a| matches!(a, Ok(Some(Effect::Settle(_))))).count();
+            prop_assert!(settled <= 1, "S1: settled {} times", settled);
+        }
+    }
+}

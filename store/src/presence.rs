@@ -1,0 +1,62 @@
+//! Which workers live, by the presence store's own clock.
+
+use crate::error::Result;
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use shardcron_domain::Incarnation;
+use std::time::Duration;
+
+/// What a worker says of itself with each beat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerBeat {
+    /// This process life.
+    pub incarnation: Incarnation,
+    /// The name that people gave it; may come again with another incarnation.
+    pub name: String,
+    /// Where it runs.
+    pub host: String,
+    /// Its process id there.
+    pub pid: u32,
+    /// The program's version.
+    pub version: String,
+    /// When it started, by its own clock; for display.
+    pub started_ms: i64,
+    /// Its tiers with their concurrency.
+    pub tiers: Vec<(String, u32)>,
+    /// Attempts that it runs now.
+    pub running: u32,
+    /// It takes nothing new.
+    pub draining: bool,
+}
+
+/// A worker as the store last saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenWorker {
+    /// Its last words.
+    pub beat: WorkerBeat,
+    /// Milliseconds since, by the store's clock.
+    pub age_ms: i64,
+}
+
+/// The heartbeats.
+#[async_trait]
+pub trait Presence: Send + Sync + 'static {
+    /// Renews the worker's presence. The store keeps it for some multiple of `lost_after`, so that a dead worker is seen as dead
+    /// and not as unknown.
+    ///
+    /// # Errors
+    /// The store did not answer; the beat may have counted.
+    async fn beat(&self, beat: &WorkerBeat, lost_after: Duration) -> Result<()>;
+
+    /// Takes the worker off, at the end of a clean shutdown.
+    ///
+    /// # Errors
+    /// The store did not answer; the worker will be seen as dead later.
+    async fn leave(&self, who: Incarnation) -> Result<()>;
+
+    /// Everybody whom the store remembers, the dead included for a while.
+    ///
+    /// # Errors
+    /// The store did not answer: nothing may be concluded about anybody.
+    async fn workers(&self) -> Result<Vec<SeenWorker>>;
+}
