@@ -9,6 +9,7 @@
 pub mod dispatch;
 pub mod execution;
 pub mod firing;
+pub mod flow;
 pub mod ids;
 pub mod invariants;
 pub mod job;
@@ -16,6 +17,7 @@ pub mod jobfile;
 pub mod limits;
 pub mod liveness;
 pub mod messages;
+pub mod metric_names;
 pub mod plan;
 pub mod recovery;
 pub mod retry;

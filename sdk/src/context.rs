@@ -1,6 +1,7 @@
 //! What a handler is told, and what it may tell.
 
 use async_trait::async_trait;
+use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::plan::ShardSlice;
 use shardcron_domain::shard::{Checkpoint, Rejection};
 use shardcron_domain::{AttemptRef, Incarnation};
@@ -50,6 +51,10 @@ pub struct ShardContext {
     pub nominal_ms: i64,
     /// Where an earlier attempt got to.
     pub checkpoint: Option<Checkpoint>,
+    /// When the attempt began, milliseconds UTC by the worker's clock; for the record, never for decisions.
+    pub started_ms: i64,
+    /// What follows a failed attempt.
+    pub retry: RetryPolicy,
     /// When the attempt is cut off; `None` for no limit.
     pub deadline: Option<Instant>,
     /// Ends when the attempt should stop: its timeout, a shutdown, a cancelled execution, or a worker that lost its presence.
@@ -69,6 +74,12 @@ impl ShardContext {
     #[must_use]
     pub fn should_stop(&self) -> bool {
         self.stop.is_cancelled()
+    }
+
+    /// Whether the attempt is past its limit.
+    #[must_use]
+    pub fn is_overdue(&self) -> bool {
+        self.deadline.is_some_and(|d| Instant::now() >= d)
     }
 
     /// Time left before the attempt is cut off.

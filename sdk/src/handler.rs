@@ -61,6 +61,11 @@ impl ShardError {
         ShardError { class: FailureClass::Permanent, message: message.into(), stopped: false }
     }
 
+    /// The attempt ran into its limit; another try may help.
+    pub fn timeout(message: impl Into<String>) -> Self {
+        ShardError { class: FailureClass::Timeout, message: message.into(), stopped: false }
+    }
+
     /// The handler stopped because the context told it to, or because the attempt is superseded. Its work up to the last
     /// checkpoint stands.
     pub fn stopped(message: impl Into<String>) -> Self {
@@ -79,6 +84,13 @@ impl Registry {
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, handler: impl ShardHandler) -> Self {
         self.handlers.insert(name.into(), Arc::new(handler));
+        self
+    }
+
+    /// Registers a handler under a name unless the name is taken.
+    #[must_use]
+    pub fn with_default(mut self, name: impl Into<String>, handler: impl ShardHandler) -> Self {
+        self.handlers.entry(name.into()).or_insert_with(|| Arc::new(handler));
         self
     }
 

@@ -6,9 +6,11 @@
 
 pub mod context;
 pub mod handler;
+pub mod testing;
 
 pub use async_trait::async_trait;
 pub use context::{CheckpointError, Effects, ShardContext};
 pub use handler::{Registry, ShardError, ShardHandler, ShardOutput};
+pub use shardcron_domain::job::RetryPolicy;
 pub use shardcron_domain::plan::ShardSlice;
 pub use shardcron_domain::shard::Checkpoint;

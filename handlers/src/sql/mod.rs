@@ -1,0 +1,8 @@
+//! The `sql` handler: a user's statements in one transaction with the shard's checkpoint and result.
+
+mod params;
+mod run;
+mod tokens;
+
+pub use run::{SqlHandler, SqlLimits};
+pub use tokens::SqlTemplate;
