@@ -1,1 +1,22 @@
-//! actors
+//! The actors: thin. They receive, ask the domain, call a port, send on.
+//!
+//! Owns: the scheduler's actors (trigger, dispatcher, supervisor), the worker's (consumer, recorder, heartbeat), the lease task
+//! and the guardian, and their order at start and shutdown.
+//!
+//! Must not: hold a connection on an arbiter (all I/O is spawned onto the I/O runtime that is handed in), run a user's code
+//! inside an actor, or decide anything that `shardcron_domain` decides.
+
+pub mod clock;
+pub mod guardian;
+mod heads;
+mod leadership;
+pub mod ports;
+pub mod scheduler;
+mod telemetry;
+pub mod worker;
+
+pub use clock::{Clock, SystemClock};
+pub use leadership::LeaderState;
+pub use ports::Ports;
+pub use scheduler::{Scheduler, SchedulerOptions, SchedulerStatus};
+pub use worker::{TierOptions, Worker, WorkerEnd, WorkerOptions, WorkerStatus};

@@ -218,7 +218,8 @@ mod tests {
     use crate::schedule::ScheduleSpec;
     use crate::units::{Span, parse_instant};
 
-    const NONE: ScheduleSpec = ScheduleSpec { cron: None, every: None, anchor: None, at: None, timezone: None };
+    const NONE: ScheduleSpec =
+        ScheduleSpec { cron: None, every: None, anchor: None, at: None, timezone: None, dst: None };
 
     fn every_5m() -> Schedule {
         ScheduleSpec { every: Some(Span::mins(5)), ..NONE }.compile().unwrap()

@@ -9,6 +9,7 @@
 pub mod dispatch;
 pub mod execution;
 pub mod firing;
+pub mod flow;
 pub mod ids;
 pub mod invariants;
 pub mod job;

@@ -1,0 +1,165 @@
+//! Who leads: the lease task, its trust window, and what it tells the actors.
+//!
+//! The lease decides who tries to lead; the ledger's epoch decides whose writes count. The task runs on the I/O runtime and never
+//! behind an actor's mailbox, so that a busy actor can't make a healthy leader look dead.
+
+use crate::ports::{Backoff, Ports};
+use crate::telemetry;
+use shardcron_domain::Epoch;
+use shardcron_store::{LeaseAnswer, Result, StoreError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+/// What a scheduler is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaderState {
+    /// Not the leader; who is, if known, or why not.
+    Standby(String),
+    /// The leader under this epoch.
+    Leading(Epoch),
+}
+
+/// A term of leadership, with the window in which it may be acted upon (L2).
+#[derive(Clone)]
+pub(crate) struct Term {
+    pub(crate) epoch: Epoch,
+    trusted_until: Arc<AtomicI64>,
+}
+
+impl Term {
+    /// Whether the leader may still act, by its own monotonic clock, whatever it has heard.
+    pub(crate) fn trusted(&self, mono_ms: i64) -> bool {
+        mono_ms < self.trusted_until.load(Ordering::Acquire)
+    }
+}
+
+/// What the actors are told.
+#[derive(Clone, Default)]
+pub(crate) struct Leading(pub(crate) Option<Term>);
+
+pub(crate) struct LeaseTask {
+    pub(crate) ports: Ports,
+    /// Unique to this process life; the lease's value.
+    pub(crate) token: String,
+    pub(crate) ttl: Duration,
+    pub(crate) leading: watch::Sender<Leading>,
+    pub(crate) state: watch::Sender<LeaderState>,
+    /// The actors report here that the ledger refused their epoch.
+    pub(crate) deposed: mpsc::Receiver<Epoch>,
+    pub(crate) shutdown: CancellationToken,
+}
+
+impl LeaseTask {
+    /// Clock drift within a TTL and the time between a check and the act that it allows.
+    fn margin_ms(&self) -> i64 {
+        self.ttl.as_millis() as i64 / 10
+    }
+
+    fn trust_from(&self, start_ms: i64) -> i64 {
+        start_ms + self.ttl.as_millis() as i64 - self.margin_ms()
+    }
+
+    pub(crate) async fn run(mut self) {
+        let mut backoff = Backoff::new();
+        while !self.shutdown.is_cancelled() {
+            match self.try_to_lead().await {
+                Ok(Some(term)) => {
+                    backoff = Backoff::new();
+                    let why = self.lead(term).await;
+                    self.stand_by(why);
+                }
+                Ok(None) => {
+                    backoff = Backoff::new();
+                    self.pause(self.ttl / 3).await;
+                }
+                Err(e) => {
+                    // Any error while acquiring means: not the leader (case E-01).
+                    self.stand_by(e.to_string());
+                    self.pause(backoff.next()).await;
+                }
+            }
+        }
+        if let Err(e) = self.ports.lease.release(&self.token).await {
+            tracing::debug!(error = %e, "the lease could not be released; it ends by itself");
+        }
+    }
+
+    async fn pause(&self, time: Duration) {
+        tokio::select! {
+            () = tokio::time::sleep(time) => {}
+            () = self.shutdown.cancelled() => {}
+        }
+    }
+
+    fn stand_by(&self, why: String) {
+        self.leading.send_replace(Leading(None));
+        telemetry::leader(None);
+        let next = LeaderState::Standby(why);
+        if *self.state.borrow() != next {
+            if let LeaderState::Standby(why) = &next {
+                tracing::info!(reason = %why, "standing by");
+            }
+            self.state.send_replace(next);
+        }
+    }
+
+    async fn try_to_lead(&mut self) -> Result<Option<Term>> {
+        let start = self.ports.clock.mono_ms();
+        match self.ports.lease.acquire(&self.token, self.ttl).await? {
+            LeaseAnswer::Mine => {}
+            LeaseAnswer::HeldBy(holder) => {
+                self.stand_by(format!("{holder} holds the lease"));
+                return Ok(None);
+            }
+            LeaseAnswer::Nobody => return Ok(None),
+        }
+        let trusted_until = Arc::new(AtomicI64::new(self.trust_from(start)));
+        let epoch = self.ports.ledger.begin_epoch(&self.token, self.ports.clock.now_ms()).await?;
+        while self.deposed.try_recv().is_ok() {} // reports about earlier terms
+        let term = Term { epoch, trusted_until };
+        // The ledger may have taken longer to answer than the lease lasts.
+        Ok(term.trusted(self.ports.clock.mono_ms()).then_some(term))
+    }
+
+    /// Leads until something ends it; returns what.
+    async fn lead(&mut self, term: Term) -> String {
+        tracing::info!(epoch = term.epoch.0, "leading");
+        telemetry::leader(Some(term.epoch.0));
+        self.leading.send_replace(Leading(Some(term.clone())));
+        self.state.send_replace(LeaderState::Leading(term.epoch));
+        let mut due = tokio::time::interval(self.ttl / 3);
+        due.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        due.tick().await;
+        loop {
+            tokio::select! {
+                _ = due.tick() => {}
+                Some(epoch) = self.deposed.recv() => {
+                    if epoch >= term.epoch {
+                        return format!("the ledger refused epoch {epoch}: another scheduler leads");
+                    }
+                    continue;
+                }
+                () = self.shutdown.cancelled() => return "shutting down".into(),
+            }
+            let start = self.ports.clock.mono_ms();
+            let renewal = tokio::time::timeout(self.ttl / 3, self.ports.lease.renew(&self.token, self.ttl)).await;
+            match renewal {
+                Ok(Ok(LeaseAnswer::Mine)) => term.trusted_until.store(self.trust_from(start), Ordering::Release),
+                Ok(Ok(LeaseAnswer::HeldBy(other))) => return format!("{other} holds the lease"),
+                Ok(Ok(LeaseAnswer::Nobody)) => return "the lease was lost".into(),
+                Ok(Err(StoreError::Deposed { current, .. })) => return format!("epoch {current} has begun"),
+                Ok(Err(e)) if !term.trusted(self.ports.clock.mono_ms()) => {
+                    return format!("the lease could not be renewed: {e}");
+                }
+                Err(_) if !term.trusted(self.ports.clock.mono_ms()) => {
+                    return "the lease could not be renewed in time".into();
+                }
+                Ok(Err(e)) => tracing::debug!(error = %e, "a renewal failed; trying again within the trust window"),
+                Err(_) => tracing::debug!("a renewal did not answer; trying again within the trust window"),
+            }
+        }
+    }
+}

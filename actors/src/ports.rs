@@ -1,0 +1,72 @@
+//! Everything that the actors reach the world through.
+
+use crate::clock::Clock;
+use shardcron_broker::Broker;
+use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, Presence};
+use std::future::Future;
+use std::sync::Arc;
+use tokio::runtime::Handle;
+
+/// The ports, and the runtime that all I/O runs on. Cheap to clone.
+#[derive(Clone)]
+pub struct Ports {
+    /// The durable truth.
+    pub ledger: Arc<dyn Ledger>,
+    /// The transport.
+    pub broker: Arc<dyn Broker>,
+    /// The trigger lease.
+    pub lease: Arc<dyn LeaseStore>,
+    /// The workers' heartbeats.
+    pub presence: Arc<dyn Presence>,
+    /// The memory of recent attempts.
+    pub idempotency: Arc<dyn IdempotencyStore>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// A multi-thread runtime. A connection opened on an arbiter would die with it, and starve with it.
+    pub io: Handle,
+}
+
+impl Ports {
+    /// Runs `work` on the I/O runtime and hands its outcome to `deliver` there, which sends it to an actor (and waits for room in
+    /// the mailbox, so a slow actor slows its sources down instead of growing).
+    pub fn run<T, W, D, F>(&self, work: W, deliver: D)
+    where
+        T: Send + 'static,
+        W: Future<Output = T> + Send + 'static,
+        D: FnOnce(T) -> F + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.io.spawn(async move {
+            let outcome = work.await;
+            deliver(outcome).await;
+        });
+    }
+}
+
+/// Sends a message to an actor and waits until the mailbox has taken it and the actor has answered. An actor that is gone means
+/// that the process is going down; the guardian says so.
+pub(crate) async fn tell<A, M>(addr: actix::Addr<A>, message: M)
+where
+    A: actix::Actor<Context = actix::Context<A>> + actix::Handler<M>,
+    M: actix::Message + Send + 'static,
+    M::Result: Send,
+{
+    if addr.send(message).await.is_err() {
+        tracing::debug!(message = std::any::type_name::<M>(), "the receiving actor has stopped");
+    }
+}
+
+/// Waits between tries: doubling from 50 ms to two seconds, with some randomness so that a fleet does not come in step.
+pub(crate) struct Backoff(u64);
+
+impl Backoff {
+    pub(crate) fn new() -> Self {
+        Backoff(50)
+    }
+
+    pub(crate) fn next(&mut self) -> std::time::Duration {
+        let base = self.0;
+        self.0 = (self.0 * 2).min(2_000);
+        std::time::Duration::from_millis(base / 2 + rand::random_range(0..=base / 2))
+    }
+}

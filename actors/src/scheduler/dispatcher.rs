@@ -1,0 +1,560 @@
+//! Hands shards to the broker: windowed, fair, at least once. The ledger is the outbox; what the broker has confirmed is noted
+//! there, and what is not noted is handed out again by whoever leads next.
+
+use super::{Deposed, SchedulerOptions, TermChanged};
+use crate::guardian::Ping;
+use crate::leadership::Term;
+use crate::ports::{Ports, tell};
+use crate::telemetry;
+use actix::prelude::*;
+use shardcron_broker::{BrokerError, BrokerState, Depth, Published};
+use shardcron_domain::dispatch::{self, Cursor, DrainRate, Pick};
+use shardcron_domain::limits::{QUEUE_WINDOW_MAX, REDISPATCH_BATCH};
+use shardcron_domain::messages::{ENVELOPE_VERSION, ShardMessage};
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId};
+use shardcron_store::{ActiveExecution, StoreError};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+/// How long a tier with nothing to hand out rests before its queue is looked at again.
+const IDLE: Duration = Duration::from_millis(200);
+/// The rest while the window is full: about a tenth of what the window holds.
+const FULL: Duration = Duration::from_millis(25);
+const REDISPATCH_EVERY: Duration = Duration::from_millis(100);
+/// How often the ledger is asked what is active: finds what an announcement lost, and what stands still.
+const SURVEY_EVERY: Duration = Duration::from_millis(1_000);
+
+/// A tier's share of the work.
+#[derive(Default)]
+struct Tier {
+    cursors: Vec<Cursor>,
+    materialized: HashMap<ExecutionId, u32>,
+    turn: usize,
+    rate: DrainRate,
+    busy: bool,
+    depth: Option<Depth>,
+    /// Ready messages when last looked, how many have been published since, and when that was: for the drain rate.
+    last_look: Option<(u32, Instant)>,
+}
+
+/// How an execution went on between two surveys.
+struct Progress {
+    ended: u32,
+    still_since: Instant,
+    /// Doubles with each republication, so that work which merely waits in a worker's hands is not doubled again and again.
+    patience: Duration,
+}
+
+pub(super) struct DispatcherActor {
+    ports: Ports,
+    options: SchedulerOptions,
+    deposed: Deposed,
+    term: Option<Term>,
+    tiers: BTreeMap<String, Tier>,
+    progress: HashMap<ExecutionId, Progress>,
+    redispatching: bool,
+    surveying: bool,
+    outage: bool,
+}
+
+/// The trigger actor made an execution.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct NewExecution(pub(super) ActiveExecution);
+
+/// Shards have become due again; look now instead of at the next interval.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct RedispatchNow;
+
+impl DispatcherActor {
+    pub(super) fn new(ports: Ports, options: SchedulerOptions, deposed: Deposed) -> Self {
+        DispatcherActor {
+            ports,
+            options,
+            deposed,
+            term: None,
+            tiers: BTreeMap::new(),
+            progress: HashMap::new(),
+            redispatching: false,
+            surveying: false,
+            outage: false,
+        }
+    }
+
+    fn may_act(&self) -> Option<Epoch> {
+        self.term.as_ref().filter(|t| t.trusted(self.ports.clock.mono_ms())).map(|t| t.epoch)
+    }
+
+    fn take_in(&mut self, active: ActiveExecution, ctx: &mut Context<Self>) {
+        if active.dispatched >= active.shards_total {
+            return;
+        }
+        let tier = self.tiers.entry(active.tier.clone()).or_default();
+        tier.materialized.entry(active.id).or_insert(active.materialized);
+        if !tier.cursors.iter().any(|c| c.execution == active.id) {
+            tier.cursors.push(Cursor {
+                execution: active.id,
+                next: active.dispatched,
+                shards_total: active.shards_total,
+            });
+        }
+        self.step(&active.tier, ctx);
+    }
+
+    /// One round of a tier: as much as its window lets through. The next one begins when this one has been noted in the ledger.
+    fn step(&mut self, name: &str, ctx: &mut Context<Self>) {
+        let Some(epoch) = self.may_act() else { return };
+        let blocked = !matches!(*self.ports.broker.state().borrow(), BrokerState::Up);
+        let Some(tier) = self.tiers.get_mut(name) else { return };
+        if tier.busy || blocked {
+            return;
+        }
+        tier.cursors.retain(|c| c.next < c.shards_total);
+        let depth = tier.depth.take();
+        let picks = match depth {
+            // Without a fresh look at the queue nothing is published: a window that is guessed is no window.
+            Some(depth) => {
+                let window =
+                    if depth.unbounded { QUEUE_WINDOW_MAX } else { dispatch::window(tier.rate, depth.consumers) };
+                telemetry::publish_window(name, window);
+                let budget = if depth.unbounded { window } else { window.saturating_sub(depth.ready) };
+                dispatch::pick(&mut tier.cursors, &mut tier.turn, budget)
+            }
+            None if tier.cursors.is_empty() => return,
+            None => Vec::new(),
+        };
+        if depth.is_some() && picks.is_empty() {
+            if !tier.cursors.is_empty() {
+                self.later(name, FULL, ctx);
+            }
+            return;
+        }
+        tier.busy = true;
+        let round = Round {
+            ports: self.ports.clone(),
+            epoch,
+            tier: name.to_owned(),
+            materialized: picks
+                .iter()
+                .map(|p| (p.execution, tier.materialized.get(&p.execution).copied().unwrap_or(0)))
+                .collect(),
+            picks,
+            tiers: self.options.tiers.clone(),
+        };
+        let me = ctx.address();
+        self.ports.run(round.run(), move |done| tell(me, RoundDone { epoch, done }));
+    }
+
+    fn later(&self, name: &str, wait: Duration, ctx: &mut Context<Self>) {
+        let name = name.to_owned();
+        ctx.run_later(wait, move |actor, ctx| actor.step(&name, ctx));
+    }
+
+    fn redispatch(&mut self, ctx: &mut Context<Self>) {
+        let Some(epoch) = self.may_act() else { return };
+        if self.redispatching || !matches!(*self.ports.broker.state().borrow(), BrokerState::Up) {
+            return;
+        }
+        self.redispatching = true;
+        let (ports, me) = (self.ports.clone(), ctx.address());
+        self.ports.run(async move { redispatch(&ports, epoch).await }, move |result| {
+            tell(me, Redispatched { epoch, result })
+        });
+    }
+
+    fn survey(&mut self, ctx: &mut Context<Self>) {
+        let Some(epoch) = self.may_act() else { return };
+        if self.surveying {
+            return;
+        }
+        self.surveying = true;
+        let (ledger, me) = (self.ports.ledger.clone(), ctx.address());
+        self.ports
+            .run(async move { ledger.active_executions().await }, move |result| tell(me, Surveyed { epoch, result }));
+    }
+
+    /// Handed out, not ended, and nothing moves: asks the ledger for what is still pending and hands that out again.
+    fn find_stranded(&mut self, active: &[ActiveExecution]) {
+        let Some(epoch) = self.may_act() else { return };
+        let now = Instant::now();
+        self.progress.retain(|id, _| active.iter().any(|a| a.id == *id));
+        for execution in active.iter().filter(|a| a.dispatched >= a.shards_total) {
+            let patience = self.options.republish_after;
+            let progress = self.progress.entry(execution.id).or_insert(Progress {
+                ended: execution.ended,
+                still_since: now,
+                patience,
+            });
+            if progress.ended != execution.ended {
+                *progress = Progress { ended: execution.ended, still_since: now, patience };
+                continue;
+            }
+            if now.duration_since(progress.still_since) < progress.patience {
+                continue;
+            }
+            progress.still_since = now;
+            progress.patience = (progress.patience * 2).min(Duration::from_secs(120));
+            let (ports, tier, id) = (self.ports.clone(), execution.tier.clone(), execution.id);
+            self.ports.io.spawn(async move {
+                if let Err(e) = republish(&ports, epoch, &tier, id).await {
+                    tracing::debug!(execution_id = %id, error = %e, "stranded shards could not be handed out again yet");
+                }
+            });
+        }
+    }
+}
+
+/// What a round works with, and how it goes.
+struct Round {
+    ports: Ports,
+    epoch: Epoch,
+    tier: String,
+    picks: Vec<Pick>,
+    materialized: HashMap<ExecutionId, u32>,
+    tiers: Vec<String>,
+}
+
+struct Done {
+    tier: String,
+    published: u32,
+    /// Where the executions of the round stand: noted in the ledger up to here.
+    reached: Vec<(ExecutionId, u32)>,
+    materialized: HashMap<ExecutionId, u32>,
+    depth: Option<Depth>,
+    fault: Option<Fault>,
+}
+
+enum Fault {
+    Deposed,
+    Ledger(StoreError),
+    Broker(String),
+}
+
+impl Round {
+    async fn run(mut self) -> Done {
+        let mut fault = self.write_rows().await.err();
+        let mut reached: Vec<(ExecutionId, u32)> = self.picks.iter().map(|p| (p.execution, p.from)).collect();
+        let mut published = 0;
+        if fault.is_none() && !self.picks.is_empty() {
+            let (confirmed, broker_fault) = self.publish().await;
+            published = confirmed.iter().zip(&self.picks).map(|(to, pick)| to - pick.from).sum();
+            let marks: Vec<(ExecutionId, u32)> =
+                self.picks.iter().zip(&confirmed).map(|(p, to)| (p.execution, *to)).collect();
+            fault = broker_fault.map(Fault::Broker);
+            match self.ports.ledger.mark_dispatched(self.epoch, &marks, &[]).await {
+                Ok(()) => reached = marks,
+                Err(StoreError::Deposed { .. }) => fault = Some(Fault::Deposed),
+                Err(e) => fault = Some(Fault::Ledger(e)),
+            }
+        }
+        let depth = match self.ports.broker.depth(&self.tier).await {
+            Ok(depth) => Some(depth),
+            Err(e) => {
+                // The queue may never have been declared: a tier that came with a job.
+                let _ = self.declare().await;
+                fault = fault.or(Some(Fault::Broker(e.to_string())));
+                None
+            }
+        };
+        Done { tier: self.tier, published, reached, materialized: self.materialized, depth, fault }
+    }
+
+    async fn declare(&self) -> Result<(), BrokerError> {
+        let mut tiers = self.tiers.clone();
+        if !tiers.contains(&self.tier) {
+            tiers.push(self.tier.clone());
+        }
+        self.ports.broker.declare(&tiers).await
+    }
+
+    /// A shard's row must exist before anybody hears of the shard.
+    async fn write_rows(&mut self) -> Result<(), Fault> {
+        for pick in &self.picks {
+            let reach = self.materialized.entry(pick.execution).or_insert(0);
+            while *reach < pick.to {
+                match self.ports.ledger.materialize(self.epoch, pick.execution, pick.to).await {
+                    Ok(now) if now > *reach => *reach = now,
+                    Ok(now) => {
+                        return Err(Fault::Ledger(StoreError::Corrupt(format!(
+                            "execution {} has {now} shard rows",
+                            pick.execution
+                        ))));
+                    }
+                    Err(StoreError::Deposed { .. }) => return Err(Fault::Deposed),
+                    Err(e) => return Err(Fault::Ledger(e)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Publishes all picks; for each, how far from its beginning everything is confirmed, and the first fault.
+    async fn publish(&self) -> (Vec<u32>, Option<String>) {
+        let message = |execution, index| ShardMessage {
+            v: ENVELOPE_VERSION,
+            attempt: AttemptRef { execution, index, attempt: 1 },
+            epoch: self.epoch.0,
+        };
+        let messages: Vec<ShardMessage> = self
+            .picks
+            .iter()
+            .flat_map(|p| (p.from..p.to).map(move |index| (p.execution, index)))
+            .map(|(e, i)| message(e, i))
+            .collect();
+        let answers = self.ports.broker.publish(&self.tier, &messages).await;
+        let mut answers = answers.into_iter();
+        let (mut reached, mut fault, mut unroutable) = (Vec::with_capacity(self.picks.len()), None, false);
+        for pick in &self.picks {
+            let mut to = pick.from;
+            for index in pick.from..pick.to {
+                match answers.next() {
+                    Some(Published::Confirmed) if to == index => to = index + 1,
+                    Some(Published::Confirmed) => {}
+                    Some(Published::Unroutable) => unroutable = true,
+                    Some(Published::Failed(why)) => fault = fault.or(Some(why)),
+                    None => fault = fault.or(Some("the broker did not answer".into())),
+                }
+            }
+            reached.push(to);
+        }
+        if unroutable {
+            // Somebody deleted the queue: make it again, and the next round publishes again (case D-01).
+            tracing::warn!(tier = %self.tier, "the queue was gone; declaring it again");
+            if let Err(e) = self.declare().await {
+                fault = fault.or(Some(e.to_string()));
+            }
+        }
+        (reached, fault)
+    }
+}
+
+/// Publishes retries and reclaimed shards that are due, and notes it. Returns how many, and whether there may be more.
+async fn redispatch(ports: &Ports, epoch: Epoch) -> Result<(usize, bool), StoreError> {
+    let due = ports.ledger.redispatch_due(ports.clock.now_ms(), REDISPATCH_BATCH).await?;
+    let more = due.len() == REDISPATCH_BATCH;
+    let mut by_tier: BTreeMap<&str, Vec<AttemptRef>> = BTreeMap::new();
+    for row in &due {
+        by_tier.entry(&row.tier).or_default().push(row.attempt);
+    }
+    let mut confirmed = Vec::with_capacity(due.len());
+    for (tier, attempts) in by_tier {
+        confirmed.extend(publish_attempts(ports, epoch, tier, &attempts).await);
+    }
+    if !confirmed.is_empty() {
+        ports.ledger.mark_dispatched(epoch, &[], &confirmed).await?;
+    }
+    Ok((confirmed.len(), more && !confirmed.is_empty()))
+}
+
+async fn publish_attempts(ports: &Ports, epoch: Epoch, tier: &str, attempts: &[AttemptRef]) -> Vec<AttemptRef> {
+    let messages: Vec<ShardMessage> = attempts
+        .iter()
+        .map(|attempt| ShardMessage { v: ENVELOPE_VERSION, attempt: *attempt, epoch: epoch.0 })
+        .collect();
+    let answers = ports.broker.publish(tier, &messages).await;
+    if answers.contains(&Published::Unroutable)
+        && let Err(e) = ports.broker.declare(&[tier.to_owned()]).await
+    {
+        tracing::debug!(tier, error = %e, "the queue could not be declared");
+    }
+    attempts.iter().zip(answers).filter(|(_, a)| *a == Published::Confirmed).map(|(attempt, _)| *attempt).collect()
+}
+
+/// The net below the transport: pending although handed out, and the queue is empty.
+async fn republish(ports: &Ports, epoch: Epoch, tier: &str, execution: ExecutionId) -> Result<(), String> {
+    let depth = ports.broker.depth(tier).await.map_err(|e| e.to_string())?;
+    if depth.ready > 0 || depth.unbounded {
+        return Ok(());
+    }
+    let (mut from, mut total) = (0, 0);
+    loop {
+        let stranded = ports
+            .ledger
+            .stranded(execution, from, ports.clock.now_ms(), QUEUE_WINDOW_MAX as usize)
+            .await
+            .map_err(|e| e.to_string())?;
+        let Some(last) = stranded.last() else { break };
+        from = last.index + 1;
+        total += publish_attempts(ports, epoch, tier, &stranded).await.len();
+        if stranded.len() < QUEUE_WINDOW_MAX as usize {
+            break;
+        }
+    }
+    if total > 0 {
+        telemetry::republished(total);
+        tracing::info!(execution_id = %execution, shards = total, "handed out again what the transport had lost");
+    }
+    Ok(())
+}
+
+impl Actor for DispatcherActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(1_024);
+        ctx.run_interval(REDISPATCH_EVERY, |actor, ctx| actor.redispatch(ctx));
+        ctx.run_interval(SURVEY_EVERY, |actor, ctx| actor.survey(ctx));
+    }
+}
+
+impl Handler<Ping> for DispatcherActor {
+    type Result = ();
+    fn handle(&mut self, _: Ping, _: &mut Self::Context) {}
+}
+
+impl Handler<TermChanged> for DispatcherActor {
+    type Result = ();
+
+    fn handle(&mut self, TermChanged(leading): TermChanged, ctx: &mut Self::Context) {
+        self.term = leading.0;
+        self.tiers.clear();
+        self.progress.clear();
+        (self.redispatching, self.surveying, self.outage) = (false, false, false);
+        if self.term.is_some() {
+            let (ports, tiers) = (self.ports.clone(), self.options.tiers.clone());
+            self.ports.io.spawn(async move {
+                if let Err(e) = ports.broker.declare(&tiers).await {
+                    tracing::warn!(error = %e, "queues could not be declared; trying again with the first dispatch");
+                }
+            });
+            self.survey(ctx);
+        }
+    }
+}
+
+impl Handler<NewExecution> for DispatcherActor {
+    type Result = ();
+
+    fn handle(&mut self, NewExecution(active): NewExecution, ctx: &mut Self::Context) {
+        if self.term.is_some() {
+            self.take_in(active, ctx);
+        }
+    }
+}
+
+impl Handler<RedispatchNow> for DispatcherActor {
+    type Result = ();
+
+    fn handle(&mut self, _: RedispatchNow, ctx: &mut Self::Context) {
+        self.redispatch(ctx);
+    }
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct RoundDone {
+    epoch: Epoch,
+    done: Done,
+}
+
+impl Handler<RoundDone> for DispatcherActor {
+    type Result = ();
+
+    fn handle(&mut self, RoundDone { epoch, done }: RoundDone, ctx: &mut Self::Context) {
+        if self.term.as_ref().map(|t| t.epoch) != Some(epoch) {
+            return;
+        }
+        let Some(tier) = self.tiers.get_mut(&done.tier) else { return };
+        tier.busy = false;
+        tier.materialized.extend(done.materialized);
+        for (execution, to) in done.reached {
+            if let Some(cursor) = tier.cursors.iter_mut().find(|c| c.execution == execution) {
+                cursor.next = to;
+            }
+        }
+        let unfinished: Vec<ExecutionId> =
+            tier.cursors.iter().filter(|c| c.next < c.shards_total).map(|c| c.execution).collect();
+        tier.materialized.retain(|id, _| unfinished.contains(id));
+        tier.observe(done.published, done.depth);
+        let name = done.tier;
+        match done.fault {
+            None => {
+                if std::mem::take(&mut self.outage) {
+                    tracing::info!("dispatch goes on");
+                }
+                self.step(&name, ctx);
+            }
+            Some(Fault::Deposed) => self.deposed.report(epoch),
+            Some(fault) => {
+                if !std::mem::replace(&mut self.outage, true) {
+                    let why = match fault {
+                        Fault::Ledger(e) => e.to_string(),
+                        Fault::Broker(why) => why,
+                        Fault::Deposed => String::new(),
+                    };
+                    tracing::warn!(tier = %name, error = %why, "dispatch pauses; what is fired waits in the ledger");
+                }
+                self.later(&name, IDLE, ctx);
+            }
+        }
+    }
+}
+
+impl Tier {
+    fn observe(&mut self, published: u32, depth: Option<Depth>) {
+        self.depth = depth;
+        let (Some(depth), now) = (depth, Instant::now()) else { return };
+        if let Some((ready_then, then)) = self.last_look {
+            let drained = (ready_then + published).saturating_sub(depth.ready);
+            self.rate.observe(drained.into(), now.duration_since(then).as_millis().min(u128::from(u64::MAX)) as u64);
+        }
+        self.last_look = Some((depth.ready, now));
+    }
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Redispatched {
+    epoch: Epoch,
+    result: Result<(usize, bool), StoreError>,
+}
+
+impl Handler<Redispatched> for DispatcherActor {
+    type Result = ();
+
+    fn handle(&mut self, Redispatched { epoch, result }: Redispatched, ctx: &mut Self::Context) {
+        if self.term.as_ref().map(|t| t.epoch) != Some(epoch) {
+            return;
+        }
+        self.redispatching = false;
+        match result {
+            Ok((_, true)) => self.redispatch(ctx),
+            Ok(_) => {}
+            Err(StoreError::Deposed { .. }) => self.deposed.report(epoch),
+            Err(e) => tracing::debug!(error = %e, "retries could not be handed out yet"),
+        }
+    }
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Surveyed {
+    epoch: Epoch,
+    result: Result<Vec<ActiveExecution>, StoreError>,
+}
+
+impl Handler<Surveyed> for DispatcherActor {
+    type Result = ();
+
+    fn handle(&mut self, Surveyed { epoch, result }: Surveyed, ctx: &mut Self::Context) {
+        if self.term.as_ref().map(|t| t.epoch) != Some(epoch) {
+            return;
+        }
+        self.surveying = false;
+        match result {
+            Ok(active) => {
+                self.find_stranded(&active);
+                for execution in active {
+                    self.take_in(execution, ctx);
+                }
+                // A tier that rests because nothing was announced to it is looked at here too.
+                let names: Vec<String> = self.tiers.keys().cloned().collect();
+                for name in names {
+                    self.step(&name, ctx);
+                }
+            }
+            Err(e) => tracing::debug!(error = %e, "the active executions could not be read"),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Triggers by people and programs: read, fired under the leader's epoch, answered, and only then settled.
+
+use super::Deposed;
+use super::dispatcher::DispatcherActor;
+use super::trigger::{account, announce, new_execution};
+use crate::leadership::Term;
+use crate::ports::{Backoff, Ports};
+use actix::Addr;
+use shardcron_broker::{BrokerError, TriggerDelivery, Triggers};
+use shardcron_domain::messages::TriggerReply;
+use shardcron_domain::{firing, trigger};
+use shardcron_store::{FireAction, FireIntent, FireOutcome, JobRecord, StoreError};
+use tokio_util::sync::CancellationToken;
+
+/// One term's taking of external triggers.
+pub(super) struct Pump {
+    pub(super) ports: Ports,
+    pub(super) dispatcher: Addr<DispatcherActor>,
+    pub(super) deposed: Deposed,
+    pub(super) term: Term,
+    pub(super) stop: CancellationToken,
+}
+
+/// What a trigger became: an answer for its sender, or why it has to be tried again.
+enum Handled {
+    Answer(TriggerReply),
+    Again(String),
+    Deposed,
+}
+
+impl Pump {
+    pub(super) async fn run(self) {
+        let stop = self.stop.clone();
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.pump() => {}
+        }
+    }
+
+    async fn pump(&self) {
+        let mut backoff = Backoff::new();
+        let mut triggers = loop {
+            match self.ports.broker.triggers().await {
+                Ok(triggers) => break triggers,
+                Err(BrokerError::Unavailable(why)) => tracing::debug!(reason = %why, "triggers can't be taken yet"),
+                Err(e @ BrokerError::Refused(_)) => tracing::error!(error = %e, "triggers can't be taken"),
+            }
+            tokio::time::sleep(backoff.next()).await;
+        };
+        while let Some(batch) = triggers.next().await {
+            for delivery in &batch {
+                if !self.settle_one(&mut triggers, delivery).await {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// False: this scheduler no longer leads.
+    async fn settle_one(&self, triggers: &mut Box<dyn Triggers>, delivery: &TriggerDelivery) -> bool {
+        let mut backoff = Backoff::new();
+        loop {
+            match self.handle(delivery).await {
+                Handled::Answer(reply) => {
+                    triggers.settle(delivery, &reply).await;
+                    return true;
+                }
+                Handled::Deposed => return false,
+                Handled::Again(why) => {
+                    tracing::debug!(reason = %why, "a trigger could not be fired yet");
+                    tokio::time::sleep(backoff.next()).await;
+                }
+            }
+        }
+    }
+
+    async fn handle(&self, delivery: &TriggerDelivery) -> Handled {
+        if !self.term.trusted(self.ports.clock.mono_ms()) {
+            return Handled::Again("the lease is in doubt".into());
+        }
+        let request = match trigger::parse(&delivery.payload, delivery.routed_to.as_deref()) {
+            Ok(request) => request,
+            Err(e) => return self.reject(delivery, e.to_string()).await,
+        };
+        let record = match self.ports.ledger.job(&request.job).await {
+            Ok(Some(record)) => record,
+            Ok(None) => return self.reject_unknown(delivery, &request.job).await,
+            Err(e) => return Handled::Again(e.to_string()),
+        };
+        let request_id = request.request_id.clone().or_else(|| delivery.transport_id.clone());
+        let intent = match self.intent(&record, request_id, request.params) {
+            Ok(intent) => intent,
+            Err(sentence) => return self.reject(delivery, sentence).await,
+        };
+        self.fire(&record.name, intent).await
+    }
+
+    fn intent(
+        &self,
+        record: &JobRecord,
+        request_id: Option<String>,
+        params: shardcron_store::Params,
+    ) -> Result<FireIntent, String> {
+        let spec =
+            record.spec.as_ref().map_err(|e| format!("job '{}' can't be read: {e}; apply it again", record.name))?;
+        let id = request_id.unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
+        let nominal_ms = self.ports.clock.now_ms();
+        Ok(FireIntent {
+            job: record.id,
+            version: record.version,
+            fire_key: firing::request_key(&id),
+            nominal_ms,
+            scheduled: false,
+            action: FireAction::Fire(new_execution(spec, params)?),
+            next_fire_ms: None,
+        })
+    }
+
+    async fn fire(&self, job: &str, intent: FireIntent) -> Handled {
+        let now_ms = self.ports.clock.now_ms();
+        let outcome = match self.ports.ledger.fire(self.term.epoch, std::slice::from_ref(&intent), now_ms).await {
+            Ok(mut outcomes) => outcomes.pop().unwrap_or(FireOutcome::Stale),
+            Err(StoreError::Deposed { .. }) => {
+                self.deposed.report(self.term.epoch);
+                return Handled::Deposed;
+            }
+            Err(e) => return Handled::Again(e.to_string()),
+        };
+        account(job, &intent, &outcome, now_ms);
+        let reply = |outcome: &str, execution: Option<String>, message: String| {
+            Handled::Answer(TriggerReply { outcome: outcome.into(), execution, message })
+        };
+        match outcome {
+            FireOutcome::Fired(id) => {
+                if let FireAction::Fire(new) = &intent.action {
+                    announce(&self.dispatcher, new);
+                }
+                reply("fired", Some(id.to_string()), format!("job '{job}' fired"))
+            }
+            FireOutcome::Duplicate(of) => {
+                let of = of.map(|id| id.to_string());
+                let sentence = format!(
+                    "duplicate of {}: this request was decided before",
+                    of.as_deref().unwrap_or("an earlier request")
+                );
+                reply("duplicate", of, sentence)
+            }
+            FireOutcome::Skipped { reason, blocking, .. } => {
+                reply("skipped", blocking.map(|id| id.to_string()), reason)
+            }
+            FireOutcome::Stale => Handled::Again(format!("job '{job}' changed meanwhile")),
+        }
+    }
+
+    async fn reject_unknown(&self, delivery: &TriggerDelivery, name: &str) -> Handled {
+        match self.ports.ledger.jobs().await {
+            Ok(jobs) => self.reject(delivery, trigger::unknown_job(name, jobs.iter().map(|j| j.name.as_str())).0).await,
+            Err(e) => Handled::Again(e.to_string()),
+        }
+    }
+
+    /// Keeps the message where people look, in the ledger and in the dead queue, before it is settled. The copy in the ledger is the
+    /// one that counts; should the process die between the two, the message comes again and is kept twice, not lost.
+    async fn reject(&self, delivery: &TriggerDelivery, sentence: String) -> Handled {
+        tracing::warn!(reason = %sentence, "a trigger was refused");
+        crate::telemetry::decision("rejected");
+        if let Err(e) = self.ports.broker.put_dead(&delivery.payload, &sentence).await {
+            return Handled::Again(e.to_string());
+        }
+        match self.ports.ledger.put_dead_message(&sentence, &delivery.payload, self.ports.clock.now_ms()).await {
+            Ok(()) => Handled::Answer(TriggerReply { outcome: "rejected".into(), execution: None, message: sentence }),
+            Err(e) => Handled::Again(e.to_string()),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Takes the shards of lost workers and of hung attempts back. A snapshot in, a plan out, both by the domain.
+
+use super::dispatcher::{DispatcherActor, RedispatchNow};
+use super::{Deposed, SchedulerOptions, TermChanged};
+use crate::guardian::Ping;
+use crate::heads::Heads;
+use crate::leadership::Term;
+use crate::ports::{Ports, tell};
+use crate::telemetry;
+use actix::prelude::*;
+use shardcron_domain::liveness::{Liveness, Observer, Sighting};
+use shardcron_domain::recovery::{self, FirstSeen, Reclaim, RunningShard};
+use shardcron_domain::shard::ReclaimReason;
+use shardcron_domain::{Epoch, Incarnation};
+use shardcron_store::{Overview, RunningRow, SeenWorker, StoreError};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Running shards that one sweep looks at. More can't run on a fleet that this program is made for.
+const RUNNING_MAX: usize = 100_000;
+/// Shards taken back in one transaction.
+const RECLAIM_BATCH: usize = 500;
+
+pub(super) struct SupervisorActor {
+    ports: Ports,
+    options: SchedulerOptions,
+    heads: Heads,
+    dispatcher: Addr<DispatcherActor>,
+    deposed: Deposed,
+    term: Option<Term>,
+    observer: Observer,
+    seen: FirstSeen,
+    sweeping: bool,
+    blind: bool,
+    tiers: BTreeSet<String>,
+}
+
+impl SupervisorActor {
+    pub(super) fn new(
+        ports: Ports,
+        options: SchedulerOptions,
+        heads: Heads,
+        dispatcher: Addr<DispatcherActor>,
+        deposed: Deposed,
+    ) -> Self {
+        SupervisorActor {
+            ports,
+            options,
+            heads,
+            dispatcher,
+            deposed,
+            term: None,
+            observer: Observer::default(),
+            seen: FirstSeen::default(),
+            sweeping: false,
+            blind: false,
+            tiers: BTreeSet::new(),
+        }
+    }
+
+    fn may_act(&self) -> Option<Epoch> {
+        self.term.as_ref().filter(|t| t.trusted(self.ports.clock.mono_ms())).map(|t| t.epoch)
+    }
+
+    fn sweep(&mut self, ctx: &mut Context<Self>) {
+        let Some(epoch) = self.may_act() else { return };
+        if self.sweeping {
+            return;
+        }
+        self.sweeping = true;
+        let (ports, me) = (self.ports.clone(), ctx.address());
+        let work = async move {
+            let running = ports.ledger.running(RUNNING_MAX).await?;
+            // Nobody owns anything: nobody has to be asked about.
+            let workers = if running.is_empty() { Vec::new() } else { ports.presence.workers().await? };
+            Ok(Snapshot { running, workers, overview: ports.ledger.overview().await? })
+        };
+        self.ports.run(work, move |result| tell(me, Swept { epoch, result }));
+    }
+
+    fn plan(&mut self, running: &[RunningRow], workers: &[SeenWorker]) -> Vec<Reclaim> {
+        let now = self.ports.clock.mono_ms();
+        let lost_after_ms = self.options.lost_after.as_millis() as i64;
+        let owners: BTreeSet<Incarnation> = running.iter().map(|r| r.owner).collect();
+        let beats: BTreeMap<Incarnation, i64> = workers.iter().map(|w| (w.beat.incarnation, w.age_ms)).collect();
+        let liveness: BTreeMap<Incarnation, Liveness> = owners
+            .iter()
+            .map(|owner| {
+                let sighting = beats.get(owner).map_or(Sighting::Absent, |age_ms| Sighting::Beat { age_ms: *age_ms });
+                (*owner, self.observer.judge(*owner, sighting, lost_after_ms, now))
+            })
+            .collect();
+        self.observer.retain(&owners.into_iter().collect::<Vec<_>>());
+        let shards: Vec<RunningShard> = running
+            .iter()
+            .map(|r| RunningShard { attempt: r.attempt, owner: r.owner, timeout_ms: r.timeout_ms })
+            .collect();
+        recovery::reconcile(&shards, &liveness, &mut self.seen, now)
+    }
+
+    fn reclaim(&self, epoch: Epoch, plan: Vec<Reclaim>) {
+        let (ports, heads) = (self.ports.clone(), self.heads.clone());
+        let (dispatcher, deposed) = (self.dispatcher.clone(), self.deposed.clone());
+        self.ports.io.spawn(async move {
+            for batch in plan.chunks(RECLAIM_BATCH) {
+                match reclaim(&ports, &heads, epoch, batch).await {
+                    Ok(taken) if taken > 0 => tell(dispatcher.clone(), RedispatchNow).await,
+                    Ok(_) => {}
+                    Err(StoreError::Deposed { .. }) => return deposed.report(epoch),
+                    Err(e) => {
+                        tracing::debug!(error = %e, "shards could not be taken back yet; the next sweep tries again")
+                    }
+                }
+            }
+        });
+    }
+}
+
+struct Snapshot {
+    running: Vec<RunningRow>,
+    workers: Vec<SeenWorker>,
+    overview: Overview,
+}
+
+async fn reclaim(ports: &Ports, heads: &Heads, epoch: Epoch, batch: &[Reclaim]) -> Result<u64, StoreError> {
+    let mut with_policy = Vec::with_capacity(batch.len());
+    for reclaim in batch {
+        let head = heads.get(reclaim.attempt.execution).await?;
+        with_policy.push((*reclaim, head.spec.retry));
+    }
+    let verdicts = ports.ledger.reclaim(epoch, &with_policy, ports.clock.now_ms()).await?;
+    let mut taken = 0;
+    let mut by_owner: BTreeMap<(Incarnation, &'static str), u64> = BTreeMap::new();
+    for (reclaim, verdict) in batch.iter().zip(verdicts) {
+        let reason = match reclaim.reason {
+            ReclaimReason::WorkerLost => "worker_lost",
+            ReclaimReason::Hung => "hung",
+        };
+        if verdict.is_ok() {
+            taken += 1;
+            telemetry::takeover(reason, 1);
+            *by_owner.entry((reclaim.owner, reason)).or_default() += 1;
+        }
+    }
+    for ((owner, reason), shards) in by_owner {
+        tracing::warn!(worker_incarnation = %owner, reason, shards, "took shards back");
+    }
+    Ok(taken)
+}
+
+impl Actor for SupervisorActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.run_interval(self.options.sweep_every, |actor, ctx| actor.sweep(ctx));
+    }
+}
+
+impl Handler<Ping> for SupervisorActor {
+    type Result = ();
+    fn handle(&mut self, _: Ping, _: &mut Self::Context) {}
+}
+
+impl Handler<TermChanged> for SupervisorActor {
+    type Result = ();
+
+    fn handle(&mut self, TermChanged(leading): TermChanged, _: &mut Self::Context) {
+        self.term = leading.0;
+        self.observer = Observer::default();
+        self.seen = FirstSeen::default();
+        (self.sweeping, self.blind) = (false, false);
+    }
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Swept {
+    epoch: Epoch,
+    result: Result<Snapshot, StoreError>,
+}
+
+impl Handler<Swept> for SupervisorActor {
+    type Result = ();
+
+    fn handle(&mut self, Swept { epoch, result }: Swept, _: &mut Self::Context) {
+        if self.term.as_ref().map(|t| t.epoch) != Some(epoch) {
+            return;
+        }
+        self.sweeping = false;
+        let snapshot = match result {
+            Ok(snapshot) => snapshot,
+            Err(e) => {
+                // Nothing may be concluded about anybody from a store that does not answer.
+                if !std::mem::replace(&mut self.blind, true) {
+                    tracing::warn!(error = %e, "the supervisor can't see; no shard is taken from anybody until it can");
+                }
+                return;
+            }
+        };
+        if std::mem::take(&mut self.blind) {
+            tracing::info!("the supervisor sees again");
+        }
+        self.show(&snapshot.overview);
+        let plan = self.plan(&snapshot.running, &snapshot.workers);
+        if !plan.is_empty() && self.may_act() == Some(epoch) {
+            self.reclaim(epoch, plan);
+        }
+    }
+}
+
+impl SupervisorActor {
+    fn show(&mut self, overview: &Overview) {
+        let mut gone = std::mem::take(&mut self.tiers);
+        for tier in &overview.tiers {
+            telemetry::tier_counts(&tier.tier, tier.waiting, tier.running);
+            gone.remove(&tier.tier);
+            self.tiers.insert(tier.tier.clone());
+        }
+        for tier in gone {
+            telemetry::tier_counts(&tier, 0, 0);
+        }
+    }
+}

@@ -1,0 +1,491 @@
+//! Fires what is due. Everything it does is a batch in one ledger transaction under the leader's epoch; an instant's identity is
+//! its nominal time, never the time of waking (case S-19).
+
+use super::dispatcher::{DispatcherActor, NewExecution as Announce};
+use super::{Deposed, TermChanged, external};
+use crate::guardian::Ping;
+use crate::leadership::Term;
+use crate::ports::{Backoff, Ports, tell};
+use crate::telemetry;
+use actix::prelude::*;
+use shardcron_domain::firing::{self, DecisionKind, Intent};
+use shardcron_domain::job::JobSpec;
+use shardcron_domain::limits::FIRINGS_PER_WRITE;
+use shardcron_domain::plan::ShardPlan;
+use shardcron_domain::schedule::Schedule;
+use shardcron_domain::wheel::Wheel;
+use shardcron_domain::{Epoch, ExecutionId, JobId};
+use shardcron_store::{
+    ActiveExecution, FireAction, FireIntent, FireOutcome, JobRecord, NewExecution, Params, StoreError,
+};
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+/// How often the leader asks the ledger whether any job has changed.
+const REVISION_EVERY: Duration = Duration::from_millis(500);
+/// The longest sleep of the timer; a clock that is set is noticed within this.
+const LOOK_AGAIN_MS: i64 = 1_000;
+
+/// A job that can fire.
+pub(super) struct Ready {
+    record: JobRecord,
+    spec: JobSpec,
+    schedule: Option<Schedule>,
+}
+
+/// Holds all schedules and fires them.
+pub(super) struct TriggerActor {
+    ports: Ports,
+    dispatcher: Addr<DispatcherActor>,
+    deposed: Deposed,
+    term: Option<Term>,
+    /// Ends the pump of the term's external triggers.
+    pump: Option<CancellationToken>,
+    jobs: HashMap<JobId, Ready>,
+    revision: Option<i64>,
+    wheel: Wheel,
+    /// Looked at and not yet written, oldest first.
+    queue: VecDeque<Queued>,
+    writing: bool,
+    loading: bool,
+    /// A change that was seen while a write was under way.
+    reload: bool,
+    backoff: Option<Backoff>,
+    timer: Option<SpawnHandle>,
+    finish: Option<oneshot::Sender<()>>,
+}
+
+struct Queued {
+    intent: FireIntent,
+    /// The job's next instant once this one is written.
+    following: Option<i64>,
+}
+
+impl TriggerActor {
+    pub(super) fn new(ports: Ports, dispatcher: Addr<DispatcherActor>, deposed: Deposed) -> Self {
+        TriggerActor {
+            ports,
+            dispatcher,
+            deposed,
+            term: None,
+            pump: None,
+            jobs: HashMap::new(),
+            revision: None,
+            wheel: Wheel::default(),
+            queue: VecDeque::new(),
+            writing: false,
+            loading: false,
+            reload: false,
+            backoff: None,
+            timer: None,
+            finish: None,
+        }
+    }
+
+    fn epoch(&self) -> Option<Epoch> {
+        self.term.as_ref().map(|t| t.epoch)
+    }
+
+    fn load(&mut self, ctx: &mut Context<Self>) {
+        let Some(epoch) = self.epoch() else { return };
+        if self.loading {
+            return;
+        }
+        if self.writing || !self.queue.is_empty() {
+            self.reload = true;
+            return;
+        }
+        (self.loading, self.reload) = (true, false);
+        let (ledger, me) = (self.ports.ledger.clone(), ctx.address());
+        let work = async move {
+            // The revision first: a change between the two reads is seen again by the next poll.
+            let revision = ledger.jobs_revision().await?;
+            Ok((revision, ledger.jobs().await?))
+        };
+        self.ports.run(work, move |result| tell(me, Loaded { epoch, result }));
+    }
+
+    /// Looks at what is due, queues it, and writes the next batch.
+    fn tick(&mut self, ctx: &mut Context<Self>) {
+        if let Some(timer) = self.timer.take() {
+            ctx.cancel_future(timer);
+        }
+        let Some(term) = &self.term else { return };
+        if self.finish.is_some() || !term.trusted(self.ports.clock.mono_ms()) {
+            return;
+        }
+        let now = self.ports.clock.now_ms();
+        if self.queue.is_empty() && !self.writing && !self.loading {
+            for (job, next) in self.wheel.take_due(now, FIRINGS_PER_WRITE) {
+                self.look(job, next, now);
+            }
+        }
+        self.write(ctx);
+        let wait = self.wheel.next_ms().map_or(LOOK_AGAIN_MS, |next| (next - now).clamp(0, LOOK_AGAIN_MS));
+        if !self.writing && !self.loading {
+            let wait = Duration::from_millis(wait.unsigned_abs());
+            self.timer = Some(ctx.run_later(wait, |actor, ctx| actor.tick(ctx)));
+        }
+    }
+
+    fn look(&mut self, id: JobId, next_fire_ms: i64, now_ms: i64) {
+        let Some(ready) = self.jobs.get(&id) else { return };
+        let Some(schedule) = &ready.schedule else { return };
+        match firing::due(schedule, &ready.spec.misfire, next_fire_ms, now_ms) {
+            Ok(due) => {
+                let nominals: Vec<i64> = due.intents.iter().map(Intent::nominal_ms).collect();
+                for (i, intent) in due.intents.into_iter().enumerate() {
+                    let following = nominals.get(i + 1).copied().or(due.next_fire_ms);
+                    self.queue.push_back(Queued { intent: scheduled_intent(ready, intent), following });
+                }
+            }
+            Err(e) => {
+                // Never the silent end of a job: an alert now, a decision in the ledger, and the job's list shows it.
+                tracing::error!(job = %ready.record.name, error = %e, "the schedule can't be computed; the job will not fire by itself");
+                let intent = Intent::Record {
+                    nominal_ms: next_fire_ms,
+                    kind: DecisionKind::InvalidSchedule,
+                    reason: e.to_string(),
+                };
+                self.queue.push_back(Queued { intent: scheduled_intent(ready, intent), following: None });
+            }
+        }
+    }
+
+    fn write(&mut self, ctx: &mut Context<Self>) {
+        let (Some(epoch), false, false) = (self.epoch(), self.writing, self.queue.is_empty()) else { return };
+        let mut batch: Vec<FireIntent> = Vec::new();
+        let mut last_of: HashMap<JobId, (usize, Option<i64>)> = HashMap::new();
+        for queued in self.queue.drain(..self.queue.len().min(FIRINGS_PER_WRITE)) {
+            last_of.insert(queued.intent.job, (batch.len(), queued.following));
+            batch.push(queued.intent);
+        }
+        // Only the last intent of a job moves its next instant, to the instant after it: a crash between two batches goes on there.
+        for (at, following) in last_of.into_values() {
+            batch[at].next_fire_ms = Some(following);
+        }
+        self.writing = true;
+        let (ledger, clock, me) = (self.ports.ledger.clone(), self.ports.clock.clone(), ctx.address());
+        let work = async move {
+            let result = ledger.fire(epoch, &batch, clock.now_ms()).await;
+            (batch, result)
+        };
+        self.ports.run(work, move |(batch, result)| tell(me, Written { epoch, batch, result }));
+    }
+
+    fn written(&mut self, batch: &[FireIntent], outcomes: Vec<FireOutcome>) {
+        let now = self.ports.clock.now_ms();
+        for (intent, outcome) in batch.iter().zip(outcomes) {
+            if matches!(outcome, FireOutcome::Stale) {
+                self.reload = true;
+                continue;
+            }
+            if let Some(next) = intent.next_fire_ms {
+                self.wheel.set(intent.job, next);
+            }
+            let name = self.jobs.get(&intent.job).map_or("", |r| r.record.name.as_str());
+            account(name, intent, &outcome, now);
+            if let (FireOutcome::Fired(_), FireAction::Fire(new)) = (&outcome, &intent.action) {
+                announce(&self.dispatcher, new);
+            }
+        }
+    }
+
+    fn start_pump(&mut self) {
+        let Some(term) = self.term.clone() else { return };
+        let stop = CancellationToken::new();
+        self.pump = Some(stop.clone());
+        let pump = external::Pump {
+            ports: self.ports.clone(),
+            dispatcher: self.dispatcher.clone(),
+            deposed: self.deposed.clone(),
+            term,
+            stop,
+        };
+        self.ports.io.spawn(pump.run());
+    }
+}
+
+/// Notes an outcome in the log and the metrics.
+pub(super) fn account(job: &str, intent: &FireIntent, outcome: &FireOutcome, now_ms: i64) {
+    let lateness_ms = now_ms - intent.nominal_ms;
+    match outcome {
+        FireOutcome::Fired(execution) => {
+            telemetry::decision("fired");
+            if intent.scheduled {
+                telemetry::firing_lateness(lateness_ms);
+            }
+            tracing::info!(job, execution_id = %execution, fire_key = %intent.fire_key, lateness_ms, "fired");
+        }
+        FireOutcome::Skipped { kind, reason, .. } => {
+            telemetry::decision(kind.word());
+            tracing::info!(job, fire_key = %intent.fire_key, decision = kind.word(), reason = %reason, "not fired");
+        }
+        FireOutcome::Duplicate(_) => {
+            telemetry::decision("duplicate");
+            tracing::debug!(job, fire_key = %intent.fire_key, "decided before");
+        }
+        FireOutcome::Stale => {}
+    }
+}
+
+/// Tells the dispatcher about a new execution. Lossy on purpose: the ledger has it, and the dispatcher looks there every second.
+pub(super) fn announce(dispatcher: &Addr<DispatcherActor>, new: &NewExecution) {
+    let shards_total = new.plan.count();
+    let materialized = shards_total.min(shardcron_domain::limits::SHARD_ROWS_PER_WRITE);
+    let active =
+        ActiveExecution { id: new.id, tier: new.tier.clone(), shards_total, materialized, dispatched: 0, ended: 0 };
+    if dispatcher.try_send(Announce(active)).is_err() {
+        tracing::debug!(execution_id = %new.id, "the dispatcher is busy; it finds the execution in the ledger");
+    }
+}
+
+fn scheduled_intent(ready: &Ready, intent: Intent) -> FireIntent {
+    let nominal_ms = intent.nominal_ms();
+    let action = match intent {
+        Intent::Record { kind, reason, .. } => FireAction::Record { kind, reason },
+        Intent::Fire { .. } => match new_execution(&ready.spec, Params::new()) {
+            Ok(new) => FireAction::Fire(new),
+            Err(reason) => FireAction::Record { kind: DecisionKind::InvalidSchedule, reason },
+        },
+    };
+    FireIntent {
+        job: ready.record.id,
+        version: ready.record.version,
+        fire_key: firing::schedule_key(nominal_ms),
+        nominal_ms,
+        scheduled: true,
+        action,
+        next_fire_ms: None,
+    }
+}
+
+/// The execution that a firing of this job makes. `over` replaces the job's own parameters key by key.
+pub(super) fn new_execution(spec: &JobSpec, over: Params) -> Result<NewExecution, String> {
+    let mut params = spec.params.clone();
+    params.extend(over);
+    Ok(NewExecution {
+        id: ExecutionId(uuid::Uuid::now_v7()),
+        plan: ShardPlan::from_spec(&spec.shards).map_err(|e| e.to_string())?,
+        params,
+        tier: spec.tier.clone(),
+        timeout_ms: spec.timeout.span().map(|s| s.as_ms()),
+        overlap: spec.overlap,
+    })
+}
+
+impl Actor for TriggerActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(1_024);
+        ctx.run_interval(REVISION_EVERY, |actor, ctx| {
+            let Some(epoch) = actor.epoch() else { return };
+            let (ledger, me) = (actor.ports.ledger.clone(), ctx.address());
+            actor
+                .ports
+                .run(async move { ledger.jobs_revision().await }, move |result| tell(me, Revision { epoch, result }));
+        });
+    }
+}
+
+impl Handler<Ping> for TriggerActor {
+    type Result = ();
+    fn handle(&mut self, _: Ping, _: &mut Self::Context) {}
+}
+
+impl Handler<TermChanged> for TriggerActor {
+    type Result = ();
+
+    fn handle(&mut self, TermChanged(leading): TermChanged, ctx: &mut Self::Context) {
+        if let Some(pump) = self.pump.take() {
+            pump.cancel();
+        }
+        self.term = leading.0;
+        self.jobs.clear();
+        self.queue.clear();
+        self.wheel = Wheel::default();
+        self.revision = None;
+        (self.writing, self.loading, self.reload, self.backoff) = (false, false, false, None);
+        if self.term.is_some() && self.finish.is_none() {
+            self.load(ctx);
+            self.start_pump();
+        }
+    }
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Revision {
+    epoch: Epoch,
+    result: Result<i64, StoreError>,
+}
+
+impl Handler<Revision> for TriggerActor {
+    type Result = ();
+
+    fn handle(&mut self, Revision { epoch, result }: Revision, ctx: &mut Self::Context) {
+        if self.epoch() != Some(epoch) {
+            return;
+        }
+        match result {
+            Ok(revision) if self.revision != Some(revision) => self.load(ctx),
+            Ok(_) => {}
+            Err(e) => tracing::debug!(error = %e, "the jobs' revision could not be read"),
+        }
+    }
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Loaded {
+    epoch: Epoch,
+    result: Result<(i64, Vec<JobRecord>), StoreError>,
+}
+
+impl Handler<Loaded> for TriggerActor {
+    type Result = ();
+
+    fn handle(&mut self, Loaded { epoch, result }: Loaded, ctx: &mut Self::Context) {
+        if self.epoch() != Some(epoch) {
+            return;
+        }
+        self.loading = false;
+        match result {
+            Ok((revision, records)) => {
+                self.backoff = None;
+                self.revision = Some(revision);
+                self.jobs.clear();
+                self.wheel = Wheel::default();
+                for record in records {
+                    self.take_in(record);
+                }
+                tracing::debug!(jobs = self.jobs.len(), scheduled = self.wheel.len(), "jobs loaded");
+                self.tick(ctx);
+            }
+            Err(e) => {
+                if self.backoff.is_none() {
+                    tracing::warn!(error = %e, "the jobs could not be loaded; trying until it works");
+                }
+                let wait = self.backoff.get_or_insert_with(Backoff::new).next();
+                ctx.run_later(wait, |actor, ctx| actor.load(ctx));
+            }
+        }
+    }
+}
+
+impl TriggerActor {
+    fn take_in(&mut self, record: JobRecord) {
+        let spec = match &record.spec {
+            Ok(spec) => spec.clone(),
+            Err(fault) => {
+                // One unreadable row must not stop the others (case M-06).
+                tracing::error!(job = %record.name, fault = %fault, "this job can't be read and will not fire; apply it again");
+                return;
+            }
+        };
+        let schedule = match spec.schedule.as_ref().map(|s| s.compile()).transpose() {
+            Ok(schedule) => schedule,
+            Err(e) => {
+                tracing::error!(job = %record.name, error = %e, "this job's schedule can't be used; it will not fire by itself");
+                None
+            }
+        };
+        if schedule.is_some() {
+            self.wheel.set(record.id, record.next_fire_ms);
+        }
+        self.jobs.insert(record.id, Ready { record, spec, schedule });
+    }
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Written {
+    epoch: Epoch,
+    batch: Vec<FireIntent>,
+    result: Result<Vec<FireOutcome>, StoreError>,
+}
+
+impl Handler<Written> for TriggerActor {
+    type Result = ();
+
+    fn handle(&mut self, Written { epoch, batch, result }: Written, ctx: &mut Self::Context) {
+        if self.epoch() != Some(epoch) {
+            // The term ended meanwhile. What was written stands; what was not, the next leader finds by the jobs' next instants.
+            if let Some(done) = self.finish.take() {
+                let _ = done.send(());
+            }
+            return;
+        }
+        self.writing = false;
+        match result {
+            Ok(outcomes) => {
+                if self.backoff.take().is_some() {
+                    tracing::info!("the ledger takes firings again");
+                }
+                self.written(&batch, outcomes);
+            }
+            Err(StoreError::Deposed { .. }) => {
+                self.deposed.report(epoch);
+                return;
+            }
+            Err(e) => {
+                if self.backoff.is_none() {
+                    tracing::warn!(error = %e, due = batch.len() + self.queue.len(), "the ledger did not take the firings; trying until it does");
+                }
+                self.put_back(batch);
+                let wait = self.backoff.get_or_insert_with(Backoff::new).next();
+                ctx.run_later(wait, |actor, ctx| actor.tick(ctx));
+                return;
+            }
+        }
+        if let Some(done) = self.finish.take() {
+            let _ = done.send(());
+            return;
+        }
+        if self.reload && self.queue.is_empty() {
+            self.load(ctx);
+        } else {
+            self.tick(ctx);
+        }
+    }
+}
+
+impl TriggerActor {
+    fn put_back(&mut self, batch: Vec<FireIntent>) {
+        let mut next_of: HashMap<JobId, Option<i64>> = HashMap::new();
+        for mut intent in batch.into_iter().rev() {
+            let own_next = intent.next_fire_ms.take();
+            let later = next_of.insert(intent.job, Some(intent.nominal_ms)).flatten();
+            let following = own_next.flatten().or(later);
+            self.queue.push_front(Queued { intent, following });
+        }
+    }
+}
+
+/// No new firing; answers when the one under way is in the ledger.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct Finish;
+
+impl Handler<Finish> for TriggerActor {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: Finish, _: &mut Self::Context) -> Self::Result {
+        if let Some(pump) = self.pump.take() {
+            pump.cancel();
+        }
+        let (done, wait) = oneshot::channel();
+        if !self.writing {
+            let _ = done.send(());
+            self.term = None;
+            return Box::pin(async {});
+        }
+        self.finish = Some(done);
+        Box::pin(async move {
+            let _ = tokio::time::timeout(Duration::from_secs(5), wait).await;
+        })
+    }
+}

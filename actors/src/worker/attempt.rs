@@ -1,0 +1,213 @@
+//! One attempt, from its claim to its end: find the execution's head, find the handler, run it under its timeout, and say how it
+//! ended. Runs as a task of the I/O runtime; no actor waits for it.
+
+use super::Resolve;
+use crate::heads::Heads;
+use crate::ports::{Backoff, Ports};
+use async_trait::async_trait;
+use shardcron_domain::job::RetryPolicy;
+use shardcron_domain::limits::{ERROR_BYTES, RESULT_BYTES};
+use shardcron_domain::shard::{Checkpoint, FailureClass};
+use shardcron_domain::{AttemptRef, Incarnation};
+use shardcron_sdk::{CheckpointError, Effects, ShardContext, ShardError, ShardOutput};
+use shardcron_store::{AttemptOutcome, Ended, ExecutionHead, Ledger, StoreError};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// How long a handler has between being told to stop and being dropped. Longer than `exec` needs to end a process group.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+pub(super) struct Attempt {
+    pub(super) ports: Ports,
+    pub(super) heads: Heads,
+    pub(super) resolve: Resolve,
+    pub(super) owner: Incarnation,
+    pub(super) attempt: AttemptRef,
+    pub(super) checkpoint: Option<Checkpoint>,
+    /// Cancelled at the drain limit, and when the worker fences itself.
+    pub(super) stop: CancellationToken,
+}
+
+/// How it ended.
+pub(super) enum End {
+    /// To be recorded.
+    Record(Ended),
+    /// The handler has recorded it, in the same transaction as its effects.
+    Committed,
+    /// The ledger has given the shard to another attempt; there is nothing to record.
+    Superseded,
+}
+
+struct LedgerEffects {
+    ledger: Arc<dyn Ledger>,
+    owner: Incarnation,
+    attempt: AttemptRef,
+}
+
+#[async_trait]
+impl Effects for LedgerEffects {
+    async fn checkpoint(&self, from: Option<Checkpoint>, to: Checkpoint, rows: u64) -> Result<(), CheckpointError> {
+        match self.ledger.advance(self.owner, self.attempt, from, to, rows).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(rejection)) => Err(CheckpointError::Superseded(rejection)),
+            Err(e) => Err(CheckpointError::Unavailable(e.to_string())),
+        }
+    }
+}
+
+impl Attempt {
+    /// Runs it. Never panics, whatever the handler does.
+    pub(super) async fn run(self) -> (End, Duration) {
+        let started_ms = self.ports.clock.now_ms();
+        let began = Instant::now();
+        let (result, retry) = match self.head().await {
+            Ok(head) => (self.run_handler(&head, started_ms).await, head.spec.retry),
+            Err(e) => (Err(e), RetryPolicy::default()),
+        };
+        let outcome = match result {
+            Ok(ShardOutput { committed: true, .. }) => return (End::Committed, began.elapsed()),
+            Ok(output) => success(output),
+            Err(e) if e.stopped && self.stop.is_cancelled() => AttemptOutcome::HandBack,
+            Err(e) if e.stopped => return (End::Superseded, began.elapsed()),
+            Err(e) => AttemptOutcome::Failure { class: e.class, message: cut(e.message, ERROR_BYTES) },
+        };
+        let ended_ms = self.ports.clock.now_ms();
+        let ended = Ended { attempt: self.attempt, outcome, started_ms, ended_ms, retry, seed: rand::random() };
+        (End::Record(ended), began.elapsed())
+    }
+
+    /// Waits for the ledger as long as the worker is not told to stop: the shard is claimed, and failing it would cost a try.
+    async fn head(&self) -> Result<Arc<ExecutionHead>, ShardError> {
+        let mut backoff = Backoff::new();
+        loop {
+            match self.heads.get(self.attempt.execution).await {
+                Ok(head) => return Ok(head),
+                Err(e @ (StoreError::Invalid(_) | StoreError::Corrupt(_))) => {
+                    return Err(ShardError::permanent(e.to_string()));
+                }
+                Err(e) => tracing::debug!(error = %e, "the execution could not be read yet"),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(backoff.next()) => {}
+                () = self.stop.cancelled() => return Err(ShardError::stopped("told to stop before it began")),
+            }
+        }
+    }
+
+    async fn run_handler(&self, head: &ExecutionHead, started_ms: i64) -> Result<ShardOutput, ShardError> {
+        let handler = (self.resolve)(&head.spec.handler)?;
+        let Some(slice) = head.plan.slice(self.attempt.index) else {
+            return Err(ShardError::permanent(format!(
+                "shard {} is beyond the plan of {}",
+                self.attempt.index,
+                head.plan.count()
+            )));
+        };
+        let timeout = head.spec.timeout.span().map(|s| s.as_std());
+        let stop = self.stop.child_token();
+        let context = ShardContext {
+            attempt: self.attempt,
+            owner: self.owner,
+            job: head.spec.name.clone(),
+            shards_total: head.plan.count(),
+            slice,
+            params: head.params.clone(),
+            nominal_ms: head.nominal_ms,
+            checkpoint: self.checkpoint.clone(),
+            started_ms,
+            retry: head.spec.retry,
+            deadline: timeout.map(|t| Instant::now() + t),
+            stop: stop.clone(),
+            effects: Arc::new(LedgerEffects {
+                ledger: self.ports.ledger.clone(),
+                owner: self.owner,
+                attempt: self.attempt,
+            }),
+        };
+        let span = tracing::info_span!(
+            "attempt", job = %head.spec.name, execution_id = %self.attempt.execution, shard = self.attempt.index, attempt = self.attempt.attempt
+        );
+        // A task of its own: a panic of user code ends it, and nothing else.
+        let task = tokio::spawn(tracing::Instrument::instrument(async move { handler.run(context).await }, span));
+        self.watch(task, timeout, &stop).await
+    }
+
+    async fn watch(
+        &self,
+        mut task: JoinHandle<Result<ShardOutput, ShardError>>,
+        timeout: Option<Duration>,
+        stop: &CancellationToken,
+    ) -> Result<ShardOutput, ShardError> {
+        let limit = async {
+            match timeout {
+                Some(t) => tokio::time::sleep(t).await,
+                None => std::future::pending().await,
+            }
+        };
+        let timed_out = tokio::select! {
+            joined = &mut task => return flatten(joined),
+            () = limit => true,
+            () = self.stop.cancelled() => false,
+        };
+        stop.cancel();
+        let late = tokio::time::timeout(STOP_GRACE, &mut task).await;
+        if late.is_err() {
+            // Dropping a future ends it at its next await; blocking code goes on and is refused when it reports.
+            task.abort();
+        }
+        match late.map(flatten) {
+            Ok(Ok(output)) => Ok(output),
+            Ok(Err(e)) if !timed_out || !e.stopped => Err(e),
+            Err(_) if !timed_out => Err(ShardError::stopped("did not stop in time and was dropped")),
+            _ => Err(ShardError {
+                class: FailureClass::Timeout,
+                message: format!(
+                    "timed out after {}",
+                    shardcron_domain::units::Span(timeout.map_or(0, |t| t.as_millis() as u64))
+                ),
+                stopped: false,
+            }),
+        }
+    }
+}
+
+fn flatten(joined: Result<Result<ShardOutput, ShardError>, tokio::task::JoinError>) -> Result<ShardOutput, ShardError> {
+    match joined {
+        Ok(result) => result,
+        Err(e) if e.is_panic() => {
+            let panic = e.into_panic();
+            let words = panic
+                .downcast_ref::<&str>()
+                .map(|s| (*s).to_owned())
+                .or_else(|| panic.downcast_ref::<String>().cloned());
+            Err(ShardError::transient(format!(
+                "the handler panicked: {}",
+                words.unwrap_or_else(|| "without a message".into())
+            )))
+        }
+        Err(_) => Err(ShardError::stopped("the handler was dropped")),
+    }
+}
+
+fn success(output: ShardOutput) -> AttemptOutcome {
+    let summary = output.summary.map(|s| s.to_string()).map(|text| {
+        if text.len() <= RESULT_BYTES {
+            return text;
+        }
+        // Cut JSON is no JSON: keep a valid one that says so (case B-02).
+        serde_json::json!({ "truncated": true, "bytes": text.len(), "beginning": cut(text, RESULT_BYTES / 4) })
+            .to_string()
+    });
+    AttemptOutcome::Success { rows: output.rows, summary }
+}
+
+fn cut(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        let bytes = text.len();
+        text.truncate(text.floor_char_boundary(most.saturating_sub(40)));
+        text.push_str(&format!(" … [truncated, {bytes} bytes]"));
+    }
+    text
+}

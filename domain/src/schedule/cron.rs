@@ -1,0 +1,124 @@
+//! Cron in a zone: the calendar's local times, mapped to instants by our rule for clock changes (see the module above).
+
+use super::calendar::{Calendar, YEARS};
+use super::zone::{self, Change, Local};
+use super::{DstSpec, Fold, Gap, ScheduleError};
+use chrono::{NaiveDate, NaiveTime};
+use chrono_tz::Tz;
+
+/// A longer jump is a correction of the calendar, such as Samoa's lost 30 December 2011, and nothing is made up for it.
+/// cronie draws the line here, too (`cron.c`).
+const GAP_MAX_S: i64 = 3 * 3600;
+
+/// No clock is further than this from UTC.
+const OFFSET_MAX_S: i64 = 26 * 3600;
+
+/// A cron pattern in a zone, ready to be asked.
+#[derive(Clone, Debug)]
+pub struct CronSchedule {
+    calendar: Calendar,
+    tz: Tz,
+    gap: Gap,
+    fold: Fold,
+    /// No instant before this is asked of the calendar.
+    first: i64,
+    /// Nor any from this on.
+    end: i64,
+}
+
+impl CronSchedule {
+    pub(super) fn new(pattern: &str, tz: Tz, dst: DstSpec) -> Result<Self, ScheduleError> {
+        let read = super::grammar::parse(pattern)
+            .map_err(|e| ScheduleError(format!("'{}' is not a cron pattern: {e}", pattern.escape_debug())))?;
+        let (gap, fold) = if read.wildcard { (Gap::Skip, Fold::Both) } else { (Gap::After, Fold::First) };
+        let new_year = |year| {
+            let date = NaiveDate::from_ymd_opt(year, 1, 1).unwrap_or_default();
+            date.and_time(NaiveTime::MIN).and_utc().timestamp()
+        };
+        Ok(CronSchedule {
+            calendar: read.calendar,
+            tz,
+            gap: dst.gap.unwrap_or(gap),
+            fold: dst.fold.unwrap_or(fold),
+            first: new_year(*YEARS.start()) - OFFSET_MAX_S,
+            end: new_year(*YEARS.end() + 1) + OFFSET_MAX_S,
+        })
+    }
+
+    /// The zone that its fields are read in.
+    #[must_use]
+    pub fn timezone(&self) -> Tz {
+        self.tz
+    }
+
+    /// The first instant strictly after `after_ms`.
+    pub(super) fn next_after(&self, after_ms: i64) -> Result<Option<i64>, ScheduleError> {
+        // All its instants are whole seconds, so the millisecond part only matters in that it has passed.
+        let from = after_ms.div_euclid(1_000).saturating_add(1).max(self.first);
+        if from >= self.end {
+            return Ok(None);
+        }
+        Ok(self.at_or_after(from)?.and_then(|instant| instant.checked_mul(1_000)))
+    }
+
+    /// The first instant that is `from` or later, in seconds.
+    fn at_or_after(&self, from: i64) -> Result<Option<i64>, ScheduleError> {
+        let wall = from + zone::offset_at(self.tz, from);
+        let start = match zone::resolve(self.tz, wall)? {
+            // In the first pass of a repeated hour, the wall clock will run back before it goes on.
+            Local::Twice(first, second) if first == from => {
+                let change = zone::change_between(self.tz, first, second);
+                match self.fold {
+                    Fold::First => wall,
+                    Fold::Second => change.at + change.after,
+                    Fold::Both => {
+                        let in_first_pass = self.calendar.next(wall).map(|w| w - change.before);
+                        match in_first_pass.filter(|instant| *instant < change.at) {
+                            Some(instant) => return Ok(Some(instant)),
+                            None => return self.first_on_wall(change.at + change.after, change.at),
+                        }
+                    }
+                }
+            }
+            _ => self.wall_with_gap(from, wall),
+        };
+        self.first_on_wall(start, from)
+    }
+
+    /// At the first instant after a gap, what fell into the gap is still to come.
+    fn wall_with_gap(&self, from: i64, wall: i64) -> i64 {
+        let before = zone::offset_at(self.tz, from - 1);
+        let change = Change { at: from, before, after: wall - from };
+        if self.moves(change) { from + before } else { wall }
+    }
+
+    /// Whether local times in this gap are moved to its end.
+    fn moves(&self, change: Change) -> bool {
+        self.gap == Gap::After && (1..=GAP_MAX_S).contains(&(change.after - change.before))
+    }
+
+    /// The first instant that is `from` or later, of local times that are `wall` or later.
+    fn first_on_wall(&self, mut wall: i64, from: i64) -> Result<Option<i64>, ScheduleError> {
+        while let Some(next) = self.calendar.next(wall) {
+            wall = next;
+            let instants = match zone::resolve(self.tz, wall)? {
+                Local::Once(instant) => [Some(instant), None],
+                Local::Twice(first, second) => match self.fold {
+                    Fold::First => [Some(first), None],
+                    Fold::Second => [Some(second), None],
+                    Fold::Both => [Some(first), Some(second)],
+                },
+                Local::Never(change) if self.moves(change) => [Some(change.at), None],
+                Local::Never(change) => {
+                    wall = change.at + change.after;
+                    continue;
+                }
+            };
+            if let Some(instant) = instants.into_iter().flatten().find(|i| *i >= from) {
+                return Ok(Some(instant));
+            }
+            wall += 1;
+        }
+        Ok(None)
+    }
+}
