@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::OneShard;
+use common::{Narrow, OneShard};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -21,7 +21,8 @@ const RANGE: ShardSlice = ShardSlice::Range { from: 5, to: 9 };
 
 fn options() -> HandlerOptions {
     let owner = TestContext::new(RANGE).context().owner;
-    HandlerOptions::new(Arc::new(OneShard::running(1, owner, None)), Registry::default()).allow_exec(["sh"])
+    HandlerOptions::new(Arc::new(Narrow(Arc::new(OneShard::running(1, owner, None)))), Registry::default())
+        .allow_exec(["sh"])
 }
 
 fn exec(argv: &[&str]) -> HandlerSpec {

@@ -11,7 +11,7 @@ use shardcron_sdk::async_trait;
 use shardcron_store::ledger::{PollCursor, Verdicts};
 use shardcron_store::*;
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// What happens to a call of `run_sql`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,14 +126,40 @@ fn not_here<T>() -> shardcron_store::Result<T> {
     Err(StoreError::Invalid("this ledger has one shard only".into()))
 }
 
+/// The two calls that the sql handler makes.
 #[async_trait]
-impl Ledger for OneShard {
-    async fn run_sql(
-        &self,
-        owner: Incarnation,
-        step: &SqlStep,
-        _now_ms: i64,
-    ) -> Result<std::result::Result<SqlDone, Rejection>> {
+pub trait Port: Send + Sync + 'static {
+    async fn step(&self, owner: Incarnation, step: &SqlStep, now_ms: i64) -> Answer;
+    async fn look(&self, id: ExecutionId, from: u32, limit: usize) -> Result<Vec<ShardRow>>;
+}
+
+pub type Answer = Result<std::result::Result<SqlDone, Rejection>>;
+
+/// A real ledger behind a line that loses answers.
+pub struct Lossy {
+    pub ledger: shardcron_store::sql::SqlLedger,
+    pub faults: Mutex<VecDeque<Fault>>,
+}
+
+#[async_trait]
+impl Port for Lossy {
+    async fn step(&self, owner: Incarnation, step: &SqlStep, now_ms: i64) -> Answer {
+        let fault = self.faults.lock().unwrap().pop_front().unwrap_or(Fault::None);
+        if fault == Fault::Away {
+            return Err(away());
+        }
+        let answer = self.ledger.run_sql(owner, step, now_ms).await;
+        if fault == Fault::AnswerLost { Err(away()) } else { answer }
+    }
+
+    async fn look(&self, id: ExecutionId, from: u32, limit: usize) -> Result<Vec<ShardRow>> {
+        self.ledger.shards(id, from, limit).await
+    }
+}
+
+#[async_trait]
+impl Port for OneShard {
+    async fn step(&self, owner: Incarnation, step: &SqlStep, _now_ms: i64) -> Answer {
         let fault = {
             let mut inner = self.inner.lock().unwrap();
             inner.seen.push(step.clone());
@@ -161,7 +187,7 @@ impl Ledger for OneShard {
         if fault == Fault::AnswerLost { Err(away()) } else { Ok(answer) }
     }
 
-    async fn shards(&self, _id: ExecutionId, from: u32, _limit: usize) -> Result<Vec<ShardRow>> {
+    async fn look(&self, _id: ExecutionId, from: u32, _limit: usize) -> Result<Vec<ShardRow>> {
         let mut inner = self.inner.lock().unwrap();
         if inner.reads_away > 0 {
             inner.reads_away -= 1;
@@ -177,6 +203,20 @@ impl Ledger for OneShard {
             checkpoint: shard.checkpoint.clone(),
             rows_done: 0,
         }])
+    }
+}
+
+/// A ledger that does nothing else.
+pub struct Narrow<P: Port>(pub Arc<P>);
+
+#[async_trait]
+impl<P: Port> Ledger for Narrow<P> {
+    async fn run_sql(&self, owner: Incarnation, step: &SqlStep, now_ms: i64) -> Answer {
+        self.0.step(owner, step, now_ms).await
+    }
+
+    async fn shards(&self, id: ExecutionId, from: u32, limit: usize) -> Result<Vec<ShardRow>> {
+        self.0.look(id, from, limit).await
     }
 
     async fn migrate(&self) -> Result<()> {
