@@ -17,6 +17,8 @@ pub(crate) enum Kind {
     Contention,
     /// The connection is gone, or none could be had.
     Lost,
+    /// A table or a column is not there.
+    Missing,
     /// Anything else that the server said.
     Refused,
 }
@@ -53,6 +55,9 @@ impl Fault {
             Fault::Moved => {
                 StoreError::Unavailable { store: "ledger", detail: "its rows changed with every try to write them".into() }
             }
+            Fault::Server { kind: Kind::Missing, detail } => StoreError::Invalid(format!(
+                "the ledger's tables are missing or older than this program ({detail}); run `shardcron migrate`"
+            )),
             Fault::Server { detail, .. } => StoreError::Unavailable { store: "ledger", detail },
         }
     }

@@ -43,6 +43,7 @@ pub async fn mysql() -> World {
 }
 
 /// Each case once for every adapter.
+#[allow(unused_macros, reason = "each test binary takes what it needs")]
 macro_rules! conformance {
     ($($case:ident),* $(,)?) => {
         mod sqlite {

@@ -169,10 +169,9 @@ async fn run_users(tx: &mut Tx, text: &str, args: &[Value]) -> Outcome<u64> {
     let before = total_changes(tx).await?;
     let changed = match tx.run(text, args).await {
         Ok(changed) => changed,
-        Err(Fault::Server { kind: kind @ (Kind::Duplicate | Kind::Refused | Kind::Contention), detail }) => {
+        Err(Fault::Server { kind: kind @ (Kind::Duplicate | Kind::Missing | Kind::Refused | Kind::Contention), detail }) => {
             return Err(Fault::Final(StoreError::Statement { detail, transient: kind == Kind::Contention }));
         }
-        // "No such table" is advice to migrate only where the table is ours.
         Err(Fault::Final(StoreError::Invalid(detail) | StoreError::Corrupt(detail))) => {
             return Err(Fault::Final(StoreError::Statement { detail, transient: false }));
         }
