@@ -1,4 +1,5 @@
 //! Many at once: each shard claimed and recorded once, whoever asks, and no call fails because of a deadlock.
+#![allow(clippy::unwrap_used, reason = "a test ends there, and says where")]
 
 #[macro_use]
 mod common;

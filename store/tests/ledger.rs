@@ -1,4 +1,5 @@
 //! The conformance suite of the ledger: every case runs against every adapter.
+#![allow(clippy::unwrap_used, reason = "a test ends there, and says where")]
 
 #[macro_use]
 mod common;

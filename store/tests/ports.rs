@@ -1,4 +1,5 @@
 //! Lease, presence and idempotency: every case runs against the ledger's rows and against Redis.
+#![allow(clippy::unwrap_used, reason = "a test ends there, and says where")]
 
 mod common;
 

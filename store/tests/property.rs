@@ -1,4 +1,5 @@
 //! Random events, applied to the domain's machine and to each adapter: the same verdicts, and the same row after every step.
+#![allow(clippy::unwrap_used, reason = "a test ends there, and says where")]
 
 #[macro_use]
 mod common;

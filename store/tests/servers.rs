@@ -1,4 +1,5 @@
 //! What only one of the servers can do wrong.
+#![allow(clippy::unwrap_used, reason = "a test ends there, and says where")]
 
 mod common;
 

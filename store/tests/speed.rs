@@ -1,4 +1,5 @@
 //! A small measurement, for people: `cargo test --release -p shardcron-store --test speed -- --ignored --nocapture`.
+#![allow(clippy::unwrap_used, reason = "a test ends there, and says where")]
 
 mod common;
 
