@@ -11,7 +11,7 @@ use shardcron_domain::{Epoch, ExecutionId, JobId};
 use shardcron_store::*;
 
 conformance!(
-    f1_a_fire_key_makes_one_execution,
+    g_06_f1_a_fire_key_makes_one_execution,
     two_intents_of_one_job_in_one_batch,
     o_05_overlap_skip_names_the_execution_in_the_way,
     s_18_a_pause_survives_the_schedulers_write,
@@ -34,7 +34,7 @@ fn skip_intent(job: JobId, key: &str) -> (ExecutionId, FireIntent) {
     (new.id, intent(job, key, new))
 }
 
-async fn f1_a_fire_key_makes_one_execution(world: World) {
+async fn g_06_f1_a_fire_key_makes_one_execution(world: World) {
     let ledger = &world.ledger;
     let job = apply(ledger, "job").await;
     let epoch = ledger.begin_epoch("a", T0).await.unwrap();

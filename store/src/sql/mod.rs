@@ -59,7 +59,10 @@ impl SqlLedger {
     /// quotes the URL.
     pub async fn connect(url: &str, options: SqlOptions) -> Result<Self> {
         let db = if let Some(path) = url.strip_prefix("sqlite://").or_else(|| url.strip_prefix("sqlite:")) {
-            Db::sqlite(path, &options).await
+            match path.split_once('?').map_or(path, |(path, _)| path) {
+                "" | ":memory:" => Err(Fault::invalid("SQLite's ledger needs a file: sqlite://path/to/ledger.db")),
+                path => Db::sqlite(path, &options).await,
+            }
         } else if url.starts_with("mysql://") || url.starts_with("mariadb://") {
             Db::mysql(url, &options).await
         } else {

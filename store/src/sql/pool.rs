@@ -95,6 +95,7 @@ impl Db {
                 Box::pin(async move {
                     // Strict mode: without it, a text that is too long is cut and becomes a "duplicate" (case I-03).
                     let setup = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+                                 SET SESSION innodb_lock_wait_timeout = 10; \
                                  SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')";
                     sqlx::raw_sql(setup).execute(connection).await.map(drop)
                 })

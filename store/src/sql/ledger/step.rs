@@ -126,7 +126,8 @@ impl SqlLedger {
             change.rows = Some(unsigned(held.rows_done) + rows);
             recorded = write_changes(&mut tx, &[change], now_ms).await?.pop();
         }
-        tx.commit().await?;
+        // Without a checkpoint or an end in it, nothing would keep a second try from doing it all again.
+        tx.commit().await.map_err(Fault::once)?;
         Ok(Ok(SqlDone { rows, recorded }))
     }
 }
