@@ -137,11 +137,7 @@ fn mysql_fault(number: u16, message: &str) -> Fault {
         1205 | 1213 | 1020 | 1637 => Kind::Contention,
         // Too many connections, shutdown in progress, gone away, lost, killed, timed out idle (MariaDB, MySQL).
         1040 | 1053 | 1077 | 1152 | 1158..=1161 | 1184 | 1203 | 1226 | 1317 | 1927 | 2003 | 2006 | 2013 | 4031 => Kind::Lost,
-        1146 | 1054 => {
-            return Fault::Final(StoreError::Invalid(format!(
-                "the ledger's tables are missing or older than this program ({message}); run `shardcron migrate`"
-            )));
-        }
+        1146 | 1054 => Kind::Missing,
         1153 => {
             return Fault::Final(StoreError::Invalid(format!(
                 "a statement was larger than the server's max_allowed_packet ({message}); set it to 16M or more"
@@ -159,11 +155,7 @@ fn sqlite_fault(error: &SqliteError) -> Fault {
     let kind = match (code, code & 0xff) {
         (1555 | 2067 | 2579, _) => Kind::Duplicate,
         (_, 5 | 6) => Kind::Contention,
-        (_, 1) if message.starts_with("no such table") || message.starts_with("no such column") => {
-            return Fault::Final(StoreError::Invalid(format!(
-                "the ledger's tables are missing or older than this program ({message}); run `shardcron migrate`"
-            )));
-        }
+        (_, 1) if message.starts_with("no such table") || message.starts_with("no such column") => Kind::Missing,
         _ => Kind::Refused,
     };
     Fault::Server { kind, detail: format!("{message} (error {code})") }

@@ -36,11 +36,10 @@ impl SqlLedger {
             }
         }
         let mut tx = self.db.begin().await?;
-        let mut matched = 0;
-        for (key, indexes) in &groups {
-            matched += tx.raw(&claim_statement(*key, indexes, (owner, now_ms))).await?;
-        }
-        let verdicts = if fresh && matched == attempts.len() as u64 {
+        let statements: Vec<String> =
+            groups.iter().map(|(key, indexes)| claim_statement(*key, indexes, (owner, now_ms))).collect();
+        let (matched, _) = tx.raw_batch(&statements).await?;
+        let verdicts = if fresh && matched.iter().sum::<u64>() == attempts.len() as u64 {
             attempts.iter().map(|_| Ok(Claimed { checkpoint: None })).collect()
         } else {
             settle(&mut tx, owner, attempts, now_ms).await?
