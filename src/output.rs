@@ -33,7 +33,7 @@ pub fn line(text: &str) {
 /// Prints a table without frames.
 pub fn table(headers: &[&str], rows: impl IntoIterator<Item = Vec<String>>) {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(headers.iter().map(|h| h.to_string()));
     for row in rows {
         table.add_row(row);

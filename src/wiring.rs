@@ -40,8 +40,8 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
             Arc::new(stores.idempotency(config.redis.idempotency_ttl.as_std())),
         ),
         None => (
-            Arc::new(LedgerLease::new(sql.clone(), "trigger")),
-            Arc::new(LedgerPresence::new(sql.clone())),
+            Arc::new(LedgerLease { ledger: sql.clone(), name: "trigger".into() }),
+            Arc::new(LedgerPresence { ledger: sql.clone() }),
             Arc::new(NoIdempotency),
         ),
     };

@@ -11,6 +11,7 @@ pub mod lease;
 pub mod ledger;
 pub mod presence;
 pub mod rows;
+pub mod sql;
 
 pub use error::{Result, StoreError};
 pub use lease::{IdempotencyHint, IdempotencyStore, LeaseAnswer, LeaseStore, NoIdempotency};

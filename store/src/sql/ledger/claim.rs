@@ -1,0 +1,96 @@
+//! Claims: the hottest statement, one for each execution and attempt of a batch.
+
+use super::rows::{Held, read_shards_of};
+use crate::ledger::Verdicts;
+use crate::rows::Claimed;
+use crate::sql::SqlLedger;
+use crate::sql::fault::{Fault, Outcome};
+use crate::sql::pool::Tx;
+use crate::sql::value::{hex, number_list};
+use shardcron_domain::job::RetryPolicy;
+use shardcron_domain::shard::{Event, Phase, Rejection, apply};
+use shardcron_domain::{AttemptRef, ExecutionId, Incarnation, ShardRef};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+type Groups = BTreeMap<(ExecutionId, u32), Vec<u32>>;
+
+impl SqlLedger {
+    pub(super) async fn write_claims(
+        &self,
+        owner: Incarnation,
+        attempts: &[AttemptRef],
+        now_ms: i64,
+    ) -> Outcome<Verdicts<Claimed>> {
+        let distinct: HashSet<AttemptRef> = attempts.iter().copied().collect();
+        let mut groups = Groups::new();
+        for attempt in &distinct {
+            groups.entry((attempt.execution, attempt.attempt)).or_default().push(attempt.index);
+        }
+        // In the primary key's order, so that two batches never wait for each other in a circle.
+        groups.values_mut().for_each(|indexes| indexes.sort_unstable());
+        let fresh = groups.keys().all(|(_, attempt)| *attempt == 1) && distinct.len() == attempts.len();
+        if let (true, [(key, indexes)]) = (fresh, groups.iter().collect::<Vec<_>>().as_slice()) {
+            let update = claim_statement(**key, indexes, (owner, now_ms));
+            if self.db.raw(&update).await? == attempts.len() as u64 {
+                return Ok(attempts.iter().map(|_| Ok(Claimed { checkpoint: None })).collect());
+            }
+        }
+        let mut tx = self.db.begin().await?;
+        let mut matched = 0;
+        for (key, indexes) in &groups {
+            matched += tx.raw(&claim_statement(*key, indexes, (owner, now_ms))).await?;
+        }
+        let verdicts = if fresh && matched == attempts.len() as u64 {
+            attempts.iter().map(|_| Ok(Claimed { checkpoint: None })).collect()
+        } else {
+            settle(&mut tx, owner, attempts, now_ms).await?
+        };
+        tx.commit().await?;
+        Ok(verdicts)
+    }
+}
+
+fn claim_statement(
+    (execution, attempt): (ExecutionId, u32),
+    indexes: &[u32],
+    (owner, now_ms): (Incarnation, i64),
+) -> String {
+    format!(
+        "UPDATE shards SET state = 1, owner = {}, claimed_ms = {now_ms} WHERE execution_id = {} AND shard_index IN ({}) \
+         AND attempt = {attempt} AND state = 0 AND not_before_ms <= {now_ms}",
+        hex(owner.as_bytes()),
+        hex(execution.as_bytes()),
+        number_list(indexes)
+    )
+}
+
+/// One verdict for each entry, from the rows as they stand after the claim. What runs at this owner under the named attempt is
+/// claimed, by this call or by an earlier one whose answer was lost.
+async fn settle(
+    tx: &mut Tx,
+    owner: Incarnation,
+    attempts: &[AttemptRef],
+    now_ms: i64,
+) -> Outcome<Verdicts<Claimed>> {
+    let rows = read_shards_of(tx, attempts.iter().map(AttemptRef::shard), "").await?;
+    let mut given = HashSet::new();
+    attempts.iter().map(|attempt| verdict(&rows, &mut given, (owner, *attempt, now_ms))).collect()
+}
+
+fn verdict(
+    rows: &HashMap<ShardRef, Held>,
+    given: &mut HashSet<AttemptRef>,
+    (owner, attempt, now_ms): (Incarnation, AttemptRef, i64),
+) -> Outcome<Result<Claimed, Rejection>> {
+    let Some(Held { shard, .. }) = rows.get(&attempt.shard()) else { return Ok(Err(Rejection::NoSuchShard)) };
+    let mine = shard.phase == Phase::Running && shard.attempt == attempt.attempt && shard.owner == Some(owner);
+    if mine && given.insert(attempt) {
+        return Ok(Ok(Claimed { checkpoint: shard.checkpoint.clone() }));
+    }
+    let event = Event::Claim { attempt: attempt.attempt, owner };
+    match apply(shard, &event, &RetryPolicy::default(), now_ms) {
+        Err(rejection) => Ok(Err(rejection)),
+        // Claimable now although the statement did not match: it changed between the two.
+        Ok(_) => Err(Fault::Moved),
+    }
+}

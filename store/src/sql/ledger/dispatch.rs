@@ -1,0 +1,212 @@
+//! Handing shards out: the outbox, and what pollers and the dispatcher read of it.
+
+use super::fire::push_shards;
+use super::leader::check_fence;
+use super::rows::execution_phase;
+use crate::ledger::PollCursor;
+use crate::rows::{ActiveExecution, ExecutionHead, Redispatch};
+use crate::sql::SqlLedger;
+use crate::sql::bulk::Bulk;
+use crate::sql::fault::{Fault, Outcome};
+use crate::sql::value::{hex, id_list};
+use shardcron_domain::limits::SHARD_ROWS_PER_WRITE;
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId, JobId};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// Shard rows that one look of a poller passes over at most. Without it, each look at an execution of a million shards whose last
+/// one still runs would read the million.
+const POLL_ROWS: u32 = 20_000;
+/// Rows of one materializing transaction: few enough that a firing never waits long for the leader's row.
+const MATERIALIZE_ROWS: u32 = SHARD_ROWS_PER_WRITE * 5;
+
+impl SqlLedger {
+    pub(super) async fn read_active(&self) -> Outcome<Vec<ActiveExecution>> {
+        let sql = "SELECT id, tier, shards_total, materialized, dispatched, succeeded + failed + cancelled \
+                   FROM executions WHERE state = 0 ORDER BY id";
+        let rows = self.db.raw_rows(sql).await?;
+        rows.iter()
+            .map(|row| {
+                Ok(ActiveExecution {
+                    id: row.id(0, ExecutionId::from_slice)?,
+                    tier: row.text(1)?,
+                    shards_total: row.count(2)?,
+                    materialized: row.count(3)?,
+                    dispatched: row.count(4)?,
+                    ended: row.count(5)?,
+                })
+            })
+            .collect()
+    }
+
+    /// One transaction's worth; how far the rows reach now, and whether there is more to do.
+    pub(super) async fn materialize_some(
+        &self,
+        epoch: Epoch,
+        execution: ExecutionId,
+        upto: u32,
+    ) -> Outcome<(u32, bool)> {
+        let id = hex(execution.as_bytes());
+        let mut tx = self.db.begin().await?;
+        check_fence(&mut tx, epoch).await?;
+        // Locked, so that a cancel can't pass between this look and the new rows.
+        let lock = tx.dialect().for_update();
+        let sql = format!("SELECT state, shards_total, materialized FROM executions WHERE id = {id}{lock}");
+        let rows = tx.raw_rows(&sql).await?;
+        let Some(row) = rows.first() else {
+            return Err(Fault::invalid(format!("there is no execution {execution}")));
+        };
+        let (phase, total, reached) = (execution_phase(row.int(0)?)?, row.count(1)?, row.count(2)?);
+        let goal = upto.min(total);
+        if phase.is_terminal() || reached >= goal {
+            return Ok((reached, false));
+        }
+        let end = goal.min(reached.saturating_add(MATERIALIZE_ROWS));
+        let mut bulk = Bulk::new("INSERT INTO shards (execution_id, shard_index) VALUES ", "");
+        push_shards(&mut bulk, execution, reached..end);
+        bulk.send(&mut tx).await?;
+        tx.raw(&format!("UPDATE executions SET materialized = {end} WHERE id = {id}")).await?;
+        tx.commit().await?;
+        Ok((end, end < goal))
+    }
+
+    pub(super) async fn write_dispatched(
+        &self,
+        epoch: Epoch,
+        firsts: &[(ExecutionId, u32)],
+        again: &[AttemptRef],
+    ) -> Outcome<()> {
+        let mut tx = self.db.begin().await?;
+        check_fence(&mut tx, epoch).await?;
+        let greatest = tx.dialect().greatest();
+        let mut sorted = again.to_vec();
+        sorted.sort_unstable();
+        for chunk in sorted.chunks(200) {
+            let mut rows = String::new();
+            for AttemptRef { execution, index, attempt } in chunk {
+                let or = if rows.is_empty() { "" } else { " OR " };
+                let id = hex(execution.as_bytes());
+                // Only the attempt that was published: a later one that waits has its own turn. Writing to a String can't fail.
+                let _ = write!(rows, "{or}(execution_id = {id} AND shard_index = {index} AND attempt = {attempt})");
+            }
+            tx.raw(&format!("DELETE FROM redispatch WHERE {rows}")).await?;
+        }
+        let mut marks: BTreeMap<ExecutionId, u32> = BTreeMap::new();
+        for (execution, below) in firsts {
+            let mark = marks.entry(*execution).or_default();
+            *mark = (*mark).max(*below);
+        }
+        if !marks.is_empty() {
+            let mut cases = String::new();
+            for (execution, below) in &marks {
+                let _ = write!(cases, " WHEN {} THEN {below}", hex(execution.as_bytes()));
+            }
+            let list = id_list(marks.keys().map(ExecutionId::as_bytes));
+            let set = format!("dispatched = {greatest}(dispatched, CASE id{cases} END)");
+            tx.raw(&format!("UPDATE executions SET {set} WHERE id IN ({list})")).await?;
+        }
+        tx.commit().await
+    }
+
+    pub(super) async fn read_redispatch(&self, now_ms: i64, limit: usize) -> Outcome<Vec<Redispatch>> {
+        let sql = "SELECT r.execution_id, r.shard_index, r.attempt, e.tier FROM redispatch r \
+                   JOIN executions e ON e.id = r.execution_id \
+                   WHERE r.not_before_ms <= ? ORDER BY r.not_before_ms LIMIT ?";
+        let rows = self.db.rows(sql, &[now_ms.into(), limit.into()]).await?;
+        rows.iter()
+            .map(|row| {
+                let execution = row.id(0, ExecutionId::from_slice)?;
+                let attempt = AttemptRef { execution, index: row.count(1)?, attempt: row.count(2)? };
+                Ok(Redispatch { attempt, tier: row.text(3)? })
+            })
+            .collect()
+    }
+
+    /// Pending shards of `from..upto` that are due and have been handed out: a first attempt below the watermark, a later one
+    /// without a row in `redispatch`.
+    pub(super) async fn read_handed_out(
+        &self,
+        execution: ExecutionId,
+        (from, upto): (u32, u32),
+        now_ms: i64,
+        limit: usize,
+    ) -> Outcome<Vec<AttemptRef>> {
+        let sql = "SELECT s.shard_index, s.attempt FROM executions e \
+                   JOIN shards s ON s.execution_id = e.id \
+                   LEFT JOIN redispatch r ON r.execution_id = s.execution_id AND r.shard_index = s.shard_index \
+                   WHERE e.id = ? AND s.execution_id = ? AND s.shard_index >= ? AND s.shard_index < ? \
+                   AND s.state = 0 AND s.not_before_ms <= ? \
+                   AND (s.attempt > 1 OR s.shard_index < e.dispatched) AND r.execution_id IS NULL \
+                   ORDER BY s.shard_index LIMIT ?";
+        let id = execution.as_bytes();
+        let args = [id.into(), id.into(), from.into(), upto.into(), now_ms.into(), limit.into()];
+        let rows = self.db.rows(sql, &args).await?;
+        rows.iter()
+            .map(|row| Ok(AttemptRef { execution, index: row.count(0)?, attempt: row.count(1)? }))
+            .collect()
+    }
+
+    pub(super) async fn read_claimable(
+        &self,
+        tier: &str,
+        cursor: PollCursor,
+        now_ms: i64,
+        limit: usize,
+    ) -> Outcome<(Vec<AttemptRef>, PollCursor)> {
+        let sql = "SELECT id, materialized FROM executions WHERE state = 0 AND tier = ? ORDER BY id";
+        let mut round = Vec::new();
+        for row in self.db.rows(sql, &[tier.into()]).await? {
+            round.push((row.id(0, ExecutionId::from_slice)?, row.count(1)?));
+        }
+        let start = round.iter().position(|(id, _)| cursor.execution.is_none_or(|at| *id >= at)).unwrap_or(0);
+        let resumes = round.get(start).is_some_and(|(id, _)| Some(*id) == cursor.execution);
+        round.rotate_left(start);
+        // The first one's shards before the cursor come last, so that one look is one whole round.
+        let mut legs: Vec<(ExecutionId, u32, u32)> = round.iter().map(|(id, rows)| (*id, 0, *rows)).collect();
+        if resumes && let Some(first) = legs.first_mut() {
+            let (id, at, rows) = (first.0, cursor.index.min(first.2), first.2);
+            *first = (id, at, rows);
+            legs.push((id, 0, at));
+        }
+        let (mut found, mut budget, mut moved) = (Vec::new(), POLL_ROWS, cursor);
+        for (id, mut from, end) in legs {
+            while from < end && budget > 0 && found.len() < limit {
+                let upto = end.min(from.saturating_add(budget));
+                let left = limit - found.len();
+                let some = self.read_handed_out(id, (from, upto), now_ms, left).await?;
+                let filled = some.len() == left;
+                let reached = some.last().filter(|_| filled).map_or(upto, |last| last.index + 1);
+                budget -= (reached - from).min(budget);
+                from = reached;
+                found.extend(some);
+                moved = PollCursor { execution: Some(id), index: from };
+            }
+            if budget == 0 || found.len() >= limit {
+                break;
+            }
+        }
+        Ok((found, moved))
+    }
+
+    pub(super) async fn read_head(&self, execution: ExecutionId) -> Outcome<Option<ExecutionHead>> {
+        let sql = "SELECT e.job_id, e.version, e.plan, e.params, e.fire_key, e.nominal_ms, v.spec FROM executions e \
+                   LEFT JOIN job_versions v ON v.job_id = e.job_id AND v.version = e.version WHERE e.id = ?";
+        let rows = self.db.rows(sql, &[execution.as_bytes().into()]).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let unreadable = |what: &str, e: serde_json::Error| Fault::corrupt(format!("{what} of execution {execution}: {e}"));
+        let version = row.count(1)?;
+        let Some(spec) = row.opt_text(6)? else {
+            return Err(Fault::invalid(format!("version {version} of the job of execution {execution} is gone")));
+        };
+        Ok(Some(ExecutionHead {
+            id: execution,
+            job: JobId(row.int(0)?),
+            spec: serde_json::from_str(&spec).map_err(|e| unreadable("the specification", e))?,
+            version,
+            plan: serde_json::from_str(&row.text(2)?).map_err(|e| unreadable("the plan", e))?,
+            params: serde_json::from_str(&row.text(3)?).map_err(|e| unreadable("the parameters", e))?,
+            fire_key: row.text(4)?,
+            nominal_ms: row.int(5)?,
+        }))
+    }
+}

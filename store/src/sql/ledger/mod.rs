@@ -1,0 +1,250 @@
+//! The ledger's port over SQL, one file for each duty.
+
+mod claim;
+mod dispatch;
+mod fire;
+mod jobs;
+mod leader;
+mod look;
+mod record;
+mod rows;
+mod step;
+mod supervise;
+mod triggers;
+
+use super::SqlLedger;
+use super::fault::{Fault, with_retries};
+use crate::error::{Result, StoreError};
+use crate::ledger::{Ledger, PollCursor, Verdicts};
+use crate::rows::*;
+use async_trait::async_trait;
+use shardcron_domain::invariants::Tally;
+use shardcron_domain::job::RetryPolicy;
+use shardcron_domain::recovery::Reclaim;
+use shardcron_domain::shard::{Checkpoint, Rejection};
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, JobSpec, execution};
+
+#[async_trait]
+impl Ledger for SqlLedger {
+    async fn migrate(&self) -> Result<()> {
+        with_retries!(super::migrate::migrate(&self.db))
+    }
+
+    async fn server_version(&self) -> Result<String> {
+        with_retries!(self.read_version())
+    }
+
+    async fn check_server(&self) -> Result<Vec<String>> {
+        with_retries!(self.read_faults())
+    }
+
+    async fn server_now_ms(&self) -> Result<i64> {
+        with_retries!(self.read_now())
+    }
+
+    async fn begin_epoch(&self, holder: &str, now_ms: i64) -> Result<Epoch> {
+        with_retries!(self.next_epoch(holder, now_ms))
+    }
+
+    async fn leadership(&self) -> Result<Leadership> {
+        with_retries!(self.read_leadership())
+    }
+
+    async fn apply_jobs(&self, jobs: &[(JobSpec, Option<i64>)], who: &str, now_ms: i64) -> Result<Vec<Applied>> {
+        jobs::check_batch(jobs)?;
+        with_retries!(self.write_jobs(jobs, who, now_ms))
+    }
+
+    async fn jobs(&self) -> Result<Vec<JobRecord>> {
+        with_retries!(self.read_jobs(None))
+    }
+
+    async fn job(&self, name: &str) -> Result<Option<JobRecord>> {
+        let mut found: Vec<JobRecord> = with_retries!(self.read_jobs(Some(name)))?;
+        Ok(found.pop())
+    }
+
+    async fn set_paused(&self, name: &str, paused_by: Option<&str>, who: &str, now_ms: i64) -> Result<bool> {
+        with_retries!(self.write_paused(name, paused_by, who, now_ms))
+    }
+
+    async fn jobs_revision(&self) -> Result<i64> {
+        with_retries!(self.read_revision())
+    }
+
+    async fn fire(&self, epoch: Epoch, intents: &[FireIntent], now_ms: i64) -> Result<Vec<FireOutcome>> {
+        fire::check_batch(intents)?;
+        if intents.is_empty() {
+            return Ok(Vec::new());
+        }
+        with_retries!(self.write_firings(epoch, intents, now_ms))
+    }
+
+    async fn decision(&self, job: JobId, fire_key: &str) -> Result<Option<DecisionRow>> {
+        with_retries!(self.read_decision(job, fire_key))
+    }
+
+    async fn decisions(&self, job: JobId, from_ms: i64, to_ms: i64, limit: usize) -> Result<Vec<DecisionRow>> {
+        with_retries!(self.read_decisions(job, from_ms, to_ms, limit))
+    }
+
+    async fn active_executions(&self) -> Result<Vec<ActiveExecution>> {
+        with_retries!(self.read_active())
+    }
+
+    async fn materialize(&self, epoch: Epoch, execution: ExecutionId, upto: u32) -> Result<u32> {
+        loop {
+            let (reached, more): (u32, bool) = with_retries!(self.materialize_some(epoch, execution, upto))?;
+            if !more {
+                return Ok(reached);
+            }
+        }
+    }
+
+    async fn mark_dispatched(&self, epoch: Epoch, firsts: &[(ExecutionId, u32)], again: &[AttemptRef]) -> Result<()> {
+        if firsts.is_empty() && again.is_empty() {
+            return Ok(());
+        }
+        with_retries!(self.write_dispatched(epoch, firsts, again))
+    }
+
+    async fn redispatch_due(&self, now_ms: i64, limit: usize) -> Result<Vec<Redispatch>> {
+        with_retries!(self.read_redispatch(now_ms, limit))
+    }
+
+    async fn stranded(&self, execution: ExecutionId, from: u32, now_ms: i64, limit: usize) -> Result<Vec<AttemptRef>> {
+        with_retries!(self.read_handed_out(execution, (from, u32::MAX), now_ms, limit))
+    }
+
+    async fn execution_head(&self, execution: ExecutionId) -> Result<Option<ExecutionHead>> {
+        with_retries!(self.read_head(execution))
+    }
+
+    async fn claim(&self, owner: Incarnation, attempts: &[AttemptRef], now_ms: i64) -> Result<Verdicts<Claimed>> {
+        if attempts.is_empty() {
+            return Ok(Vec::new());
+        }
+        with_retries!(self.write_claims(owner, attempts, now_ms))
+    }
+
+    async fn record(&self, owner: Incarnation, ends: &[Ended], now_ms: i64) -> Result<Verdicts<Recorded>> {
+        if ends.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut plain = record::all_plain(ends);
+        with_retries!(self.write_ends(owner, ends, now_ms, std::mem::take(&mut plain)))
+    }
+
+    async fn advance(
+        &self,
+        owner: Incarnation,
+        attempt: AttemptRef,
+        from: Option<Checkpoint>,
+        to: Checkpoint,
+        rows: u64,
+    ) -> Result<std::result::Result<(), Rejection>> {
+        rows::check_checkpoint(&to)?;
+        with_retries!(self.write_checkpoint(owner, attempt, (from.as_ref(), &to), rows))
+    }
+
+    async fn run_sql(
+        &self,
+        owner: Incarnation,
+        step: &SqlStep,
+        now_ms: i64,
+    ) -> Result<std::result::Result<SqlDone, Rejection>> {
+        step::check_step(self.db.dialect(), step)?;
+        with_retries!(self.write_step(owner, step, now_ms))
+    }
+
+    async fn claimable(
+        &self,
+        tier: &str,
+        cursor: &mut PollCursor,
+        now_ms: i64,
+        limit: usize,
+    ) -> Result<Vec<AttemptRef>> {
+        let (found, moved): (Vec<AttemptRef>, PollCursor) =
+            with_retries!(self.read_claimable(tier, *cursor, now_ms, limit))?;
+        *cursor = moved;
+        Ok(found)
+    }
+
+    async fn running(&self, limit: usize) -> Result<Vec<RunningRow>> {
+        with_retries!(self.read_running(limit))
+    }
+
+    async fn reclaim(
+        &self,
+        epoch: Epoch,
+        reclaims: &[(Reclaim, RetryPolicy)],
+        now_ms: i64,
+    ) -> Result<Verdicts<Recorded>> {
+        with_retries!(self.write_reclaims(epoch, reclaims, now_ms))
+    }
+
+    async fn cancel(&self, execution: ExecutionId, who: &str, now_ms: i64) -> Result<Option<execution::Phase>> {
+        with_retries!(self.write_cancel(execution, who, now_ms))
+    }
+
+    async fn put_trigger(&self, payload: &[u8], now_ms: i64) -> Result<()> {
+        with_retries!(self.write_trigger(payload, now_ms))
+    }
+
+    async fn triggers(&self, limit: usize) -> Result<Vec<StoredTrigger>> {
+        with_retries!(self.read_triggers(limit))
+    }
+
+    async fn settle_triggers(&self, ids: &[i64]) -> Result<()> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        with_retries!(self.delete_triggers(ids))
+    }
+
+    async fn put_dead_message(&self, reason: &str, payload: &[u8], now_ms: i64) -> Result<()> {
+        with_retries!(self.write_dead_message(reason, payload, now_ms))
+    }
+
+    async fn dead(&self, limit: usize) -> Result<Vec<DeadRow>> {
+        with_retries!(self.read_dead(limit))
+    }
+
+    async fn overview(&self) -> Result<Overview> {
+        with_retries!(self.read_overview())
+    }
+
+    async fn executions(
+        &self,
+        job: Option<&str>,
+        before: Option<ExecutionId>,
+        limit: usize,
+    ) -> Result<Vec<ExecutionRow>> {
+        with_retries!(self.read_executions(job, before, limit))
+    }
+
+    async fn execution(&self, id: ExecutionId) -> Result<Option<ExecutionRow>> {
+        with_retries!(self.read_execution(id))
+    }
+
+    async fn shards(&self, id: ExecutionId, from: u32, limit: usize) -> Result<Vec<ShardRow>> {
+        with_retries!(self.read_shards(id, from, limit))
+    }
+
+    async fn attempts(&self, id: ExecutionId, limit: usize) -> Result<Vec<AttemptRow>> {
+        with_retries!(self.read_attempts(id, limit))
+    }
+
+    async fn tally(&self, id: ExecutionId) -> Result<(Tally, u64)> {
+        with_retries!(self.read_tally(id))
+    }
+
+    async fn rows_done(&self, id: ExecutionId) -> Result<u64> {
+        with_retries!(self.read_rows_done(id))
+    }
+}
+
+/// A batch that is larger than its bound is the caller's mistake.
+fn too_many(what: &str, count: usize, most: usize) -> StoreError {
+    Fault::invalid(format!("{count} {what} in one batch; at most {most} are possible")).into_store_error()
+}

@@ -1,0 +1,319 @@
+//! Ends of attempts: guarded updates, results, history, redispatches, dead letters and counters, in one transaction.
+
+use super::rows::{execution_phase, read_shards_of};
+use crate::ledger::Verdicts;
+use crate::rows::{AttemptOutcome, Ended, Recorded};
+use crate::sql::SqlLedger;
+use crate::sql::bulk::{Bulk, kept};
+use crate::sql::fault::{Fault, Outcome};
+use crate::sql::pool::Tx;
+use crate::sql::value::{Value, hex, number_list};
+use shardcron_domain::execution::{self, Execution};
+use shardcron_domain::limits::{ERROR_BYTES, RESULT_BYTES};
+use shardcron_domain::shard::{Effect, Event, FailureClass, Phase, Shard, apply};
+use shardcron_domain::{AttemptRef, ExecutionId, Incarnation};
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write as _;
+
+/// An accepted end, ready to be written.
+pub(super) struct Change<'a> {
+    pub(super) at: AttemptRef,
+    pub(super) owner: Incarnation,
+    pub(super) to: To,
+    /// The word in the history.
+    pub(super) outcome: &'static str,
+    pub(super) started_ms: i64,
+    pub(super) ended_ms: i64,
+    pub(super) rows: Option<u64>,
+    /// The summary or the error.
+    pub(super) message: Option<&'a str>,
+}
+
+/// Where a shard goes.
+#[derive(Clone, Copy)]
+pub(super) enum To {
+    Success,
+    Failed { failures: u32 },
+    Pending { failures: u32, not_before_ms: i64 },
+}
+
+impl To {
+    /// From what the domain made of the shard.
+    pub(super) fn from_step(next: &Shard, effect: Option<Effect>) -> Outcome<Self> {
+        match (next.phase, effect) {
+            (Phase::Success, _) => Ok(To::Success),
+            (Phase::Failed, _) => Ok(To::Failed { failures: next.failures }),
+            (Phase::Pending, Some(Effect::Redispatch { not_before_ms })) => {
+                Ok(To::Pending { failures: next.failures, not_before_ms })
+            }
+            (phase, _) => Err(Fault::corrupt(format!("an attempt's end left its shard {}", phase.word()))),
+        }
+    }
+
+    fn phase(self) -> Phase {
+        match self {
+            To::Success => Phase::Success,
+            To::Failed { .. } => Phase::Failed,
+            To::Pending { .. } => Phase::Pending,
+        }
+    }
+}
+
+/// Only successes and no shard twice: the guarded updates alone can say whether all are accepted.
+pub(crate) fn all_plain(ends: &[Ended]) -> bool {
+    let mut seen = HashSet::with_capacity(ends.len());
+    ends.iter().all(|e| matches!(e.outcome, AttemptOutcome::Success { .. }) && seen.insert(e.attempt.shard()))
+}
+
+/// The event that an end is, for the domain.
+pub(super) fn event_of(end: &Ended, owner: Incarnation) -> Event {
+    let attempt = end.attempt.attempt;
+    match &end.outcome {
+        AttemptOutcome::Success { .. } => Event::Succeed { attempt, owner },
+        AttemptOutcome::Failure { class, .. } => Event::Fail { attempt, owner, class: *class, seed: end.seed },
+        AttemptOutcome::HandBack => Event::HandBack { attempt, owner },
+    }
+}
+
+/// The change that an end makes once it is accepted.
+pub(super) fn change_of(end: &Ended, owner: Incarnation, to: To) -> Change<'_> {
+    let (outcome, rows, message) = match &end.outcome {
+        AttemptOutcome::Success { rows, summary } => ("success", *rows, summary.as_deref()),
+        AttemptOutcome::Failure { class: FailureClass::Timeout, message } => ("timeout", None, Some(message.as_str())),
+        AttemptOutcome::Failure { message, .. } => ("failed", None, Some(message.as_str())),
+        AttemptOutcome::HandBack => ("handed_back", None, None),
+    };
+    let (started_ms, ended_ms) = (end.started_ms, end.ended_ms);
+    Change { at: end.attempt, owner, to, outcome, started_ms, ended_ms, rows, message }
+}
+
+impl SqlLedger {
+    /// `plain`: take the short way, which a refused entry turns into [`Fault::Moved`]; the next try takes the long one.
+    pub(super) async fn write_ends(
+        &self,
+        owner: Incarnation,
+        ends: &[Ended],
+        now_ms: i64,
+        plain: bool,
+    ) -> Outcome<Verdicts<Recorded>> {
+        let mut tx = self.db.begin().await?;
+        if plain {
+            let changes: Vec<Change> = ends.iter().map(|end| change_of(end, owner, To::Success)).collect();
+            let recorded = write_changes(&mut tx, &changes, now_ms).await?;
+            tx.commit().await?;
+            return Ok(recorded.into_iter().map(Ok).collect());
+        }
+        let lock = tx.dialect().for_update();
+        let mut rows = read_shards_of(&mut tx, ends.iter().map(|end| end.attempt.shard()), lock).await?;
+        let mut changes = Vec::with_capacity(ends.len());
+        let mut verdicts = Vec::with_capacity(ends.len());
+        for end in ends {
+            let Some(held) = rows.get_mut(&end.attempt.shard()) else {
+                verdicts.push(Err(shardcron_domain::shard::Rejection::NoSuchShard));
+                continue;
+            };
+            match apply(&held.shard, &event_of(end, owner), &end.retry, now_ms) {
+                Ok((next, effect)) => {
+                    changes.push(change_of(end, owner, To::from_step(&next, effect)?));
+                    // The batch's next entry for this shard meets what this one made of it.
+                    held.shard = next;
+                    verdicts.push(Ok(()));
+                }
+                Err(rejection) => verdicts.push(Err(rejection)),
+            }
+        }
+        let recorded = write_changes(&mut tx, &changes, now_ms).await?;
+        tx.commit().await?;
+        let mut recorded = recorded.into_iter();
+        verdicts
+            .into_iter()
+            .map(|verdict| match verdict {
+                Ok(()) => recorded.next().map(Ok).ok_or(Fault::Moved),
+                Err(rejection) => Ok(Err(rejection)),
+            })
+            .collect()
+    }
+}
+
+/// Writes accepted changes; answers in their order. The counters come last: their row is the one that every worker of an
+/// execution wants, and it is held only until the commit that follows.
+pub(super) async fn write_changes(tx: &mut Tx, changes: &[Change<'_>], now_ms: i64) -> Outcome<Vec<Recorded>> {
+    if changes.is_empty() {
+        return Ok(Vec::new());
+    }
+    update_shards(tx, changes).await?;
+    insert_traces(tx, changes, now_ms).await?;
+    let ended = count(tx, changes, now_ms).await?;
+    let mut last_of: BTreeMap<ExecutionId, usize> = BTreeMap::new();
+    for (position, change) in changes.iter().enumerate() {
+        if change.to.phase().is_terminal() {
+            last_of.insert(change.at.execution, position);
+        }
+    }
+    Ok(changes
+        .iter()
+        .enumerate()
+        .map(|(position, change)| Recorded {
+            phase: change.to.phase(),
+            redispatch_at_ms: match change.to {
+                To::Pending { not_before_ms, .. } => Some(not_before_ms),
+                To::Success | To::Failed { .. } => None,
+            },
+            // Said once, with the shard that was the last.
+            execution_ended: ended
+                .get(&change.at.execution)
+                .copied()
+                .filter(|_| last_of.get(&change.at.execution) == Some(&position)),
+        })
+        .collect())
+}
+
+/// Guarded updates, one for each (execution, attempt, owner, next state), in the primary key's order.
+async fn update_shards(tx: &mut Tx, changes: &[Change<'_>]) -> Outcome<()> {
+    type Key = (ExecutionId, u32, Incarnation, i64, Option<u32>);
+    let mut groups: BTreeMap<Key, BTreeMap<u32, i64>> = BTreeMap::new();
+    for Change { at, owner, to, .. } in changes {
+        let (failures, not_before_ms) = match to {
+            To::Success => (None, 0),
+            To::Failed { failures } => (Some(*failures), 0),
+            To::Pending { failures, not_before_ms } => (Some(*failures), *not_before_ms),
+        };
+        let key = (at.execution, at.attempt, *owner, to.phase().code(), failures);
+        groups.entry(key).or_default().insert(at.index, not_before_ms);
+    }
+    let mut matched = 0;
+    for ((execution, attempt, owner, state, failures), rows) in &groups {
+        let mut set = format!("state = {state}, owner = NULL");
+        if let Some(failures) = failures {
+            // Writing to a String can't fail.
+            let _ = write!(set, ", failures = {failures}");
+        }
+        if *state == Phase::Pending.code() {
+            let _ = write!(set, ", attempt = {}, claimed_ms = 0, not_before_ms = ", attempt.saturating_add(1));
+            push_instants(&mut set, rows);
+        }
+        let update = format!(
+            "UPDATE shards SET {set} WHERE execution_id = {} AND shard_index IN ({}) AND attempt = {attempt} AND state = 1 \
+             AND owner = {}",
+            hex(execution.as_bytes()),
+            number_list(rows.keys()),
+            hex(owner.as_bytes())
+        );
+        matched += tx.raw(&update).await?;
+    }
+    if matched == changes.len() as u64 { Ok(()) } else { Err(Fault::Moved) }
+}
+
+fn push_instants(set: &mut String, rows: &BTreeMap<u32, i64>) {
+    let first = rows.values().next().copied().unwrap_or(0);
+    // Writing to a String can't fail.
+    if rows.values().all(|ms| *ms == first) {
+        let _ = write!(set, "{first}");
+        return;
+    }
+    set.push_str("CASE shard_index");
+    for (index, ms) in rows {
+        let _ = write!(set, " WHEN {index} THEN {ms}");
+    }
+    set.push_str(" END");
+}
+
+/// Results, history, redispatches and dead letters.
+async fn insert_traces(tx: &mut Tx, changes: &[Change<'_>], now_ms: i64) -> Outcome<()> {
+    let dialect = tx.dialect();
+    let mut results = Bulk::new(
+        "INSERT INTO results (execution_id, shard_index, attempt, owner, started_ms, ended_ms, row_count, summary) VALUES ",
+        "",
+    );
+    let mut history = Bulk::new(
+        "INSERT INTO attempts (execution_id, shard_index, attempt, outcome, owner, started_ms, ended_ms, message) VALUES ",
+        "",
+    );
+    // An earlier attempt's row may still be there: its publish was confirmed, the note of it is under way.
+    let tail = dialect.upsert("execution_id, shard_index", &["attempt", "not_before_ms"]);
+    let mut again = Bulk::new("INSERT INTO redispatch (execution_id, shard_index, attempt, not_before_ms) VALUES ", tail);
+    let mut dead =
+        Bulk::new("INSERT INTO dead_letters (kind, at_ms, reason, execution_id, shard_index, body) VALUES ", "");
+    let mut sorted: Vec<&Change> = changes.iter().collect();
+    sorted.sort_unstable_by_key(|change| change.at);
+    for change in sorted {
+        let Change { at, owner, started_ms, ended_ms, .. } = change;
+        let execution = || Value::from(at.execution.as_bytes());
+        let (started, ended) = (Value::Int(*started_ms), Value::Int(*ended_ms));
+        if matches!(change.to, To::Success) {
+            let summary = change.message.map(kept_summary);
+            let rows = change.rows.map(super::rows::signed);
+            let owner = owner.as_bytes().into();
+            let row =
+                [execution(), at.index.into(), at.attempt.into(), owner, started, ended, rows.into(), summary.into()];
+            results.push_row(dialect, &row);
+            continue;
+        }
+        let message = change.message.map(|text| kept(text, ERROR_BYTES));
+        let reason = message.clone().unwrap_or_else(|| change.outcome.to_owned());
+        let (outcome, owner) = (change.outcome.into(), owner.as_bytes().into());
+        let row = [execution(), at.index.into(), at.attempt.into(), outcome, owner, started, ended, message.into()];
+        history.push_row(dialect, &row);
+        if let To::Pending { not_before_ms, .. } = change.to {
+            let next = at.attempt.saturating_add(1);
+            again.push_row(dialect, &[execution(), at.index.into(), next.into(), not_before_ms.into()]);
+        } else {
+            let row = ["shard".into(), now_ms.into(), reason.into(), execution(), at.index.into(), Value::Null];
+            dead.push_row(dialect, &row);
+        }
+    }
+    for bulk in [results, history, again, dead] {
+        bulk.send(tx).await?;
+    }
+    Ok(())
+}
+
+/// A summary that is too long would be no JSON any more if it were cut.
+fn kept_summary(summary: &str) -> String {
+    if summary.len() <= RESULT_BYTES {
+        return kept(summary, RESULT_BYTES);
+    }
+    format!("{{\"truncated\":true,\"bytes\":{}}}", summary.len())
+}
+
+/// Counts the settled shards in their executions, in the order of the ids. Returns those that ended with it.
+async fn count(
+    tx: &mut Tx,
+    changes: &[Change<'_>],
+    now_ms: i64,
+) -> Outcome<BTreeMap<ExecutionId, execution::Phase>> {
+    let mut settled: BTreeMap<ExecutionId, (u32, u32)> = BTreeMap::new();
+    for change in changes {
+        match change.to {
+            To::Success => settled.entry(change.at.execution).or_default().0 += 1,
+            To::Failed { .. } => settled.entry(change.at.execution).or_default().1 += 1,
+            To::Pending { .. } => {}
+        }
+    }
+    let lock = tx.dialect().for_update();
+    let mut ended = BTreeMap::new();
+    for (id, (succeeded, failed)) in settled {
+        let hex = hex(id.as_bytes());
+        let sql =
+            format!("SELECT state, shards_total, succeeded, failed, cancelled FROM executions WHERE id = {hex}{lock}");
+        let rows = tx.raw_rows(&sql).await?;
+        let Some(row) = rows.first() else { return Err(Fault::corrupt(format!("shards of no execution {id}"))) };
+        let before = Execution {
+            phase: execution_phase(row.int(0)?)?,
+            shards_total: row.count(1)?,
+            succeeded: row.count(2)?,
+            failed: row.count(3)?,
+            cancelled: row.count(4)?,
+        };
+        let after = execution::apply(&before, execution::Event::Settled { succeeded, failed })
+            .map_err(|e| Fault::corrupt(format!("execution {id}: {e}")))?;
+        let mut set = format!("succeeded = {}, failed = {}", after.succeeded, after.failed);
+        if after.phase.is_terminal() {
+            // Writing to a String can't fail.
+            let _ = write!(set, ", state = {}, ended_ms = {now_ms}", after.phase.code());
+            ended.insert(id, after.phase);
+        }
+        tx.raw(&format!("UPDATE executions SET {set} WHERE id = {hex}")).await?;
+    }
+    Ok(ended)
+}

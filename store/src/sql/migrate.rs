@@ -1,0 +1,77 @@
+//! The tables' versions. One process migrates, the others wait (case B-04).
+
+use super::fault::{Fault, Outcome};
+use super::pool::Db;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, SqlSafeStr as _};
+
+const MYSQL: &[(i64, &str, &str)] = &[(1, "ledger", include_str!("../../migrations/mysql/0001_ledger.sql"))];
+const SQLITE: &[(i64, &str, &str)] = &[(1, "ledger", include_str!("../../migrations/sqlite/0001_ledger.sql"))];
+const TABLE: &str = "shardcron_migrations";
+/// How long a node waits for another that migrates.
+const WAIT_S: u32 = 60;
+
+fn migrator(steps: &[(i64, &'static str, &'static str)]) -> Migrator {
+    let migrations = steps
+        .iter()
+        .map(|(version, name, sql)| {
+            Migration::new(*version, (*name).into(), MigrationType::Simple, (*sql).into_sql_str(), false)
+        })
+        .collect();
+    let mut migrator = Migrator::with_migrations(migrations);
+    // Our own locks: sqlx has none for SQLite, and does not look at the answer of MySQL's.
+    migrator.set_locking(false);
+    // During a rolling downgrade the older program meets the newer one's steps.
+    migrator.set_ignore_missing(true);
+    migrator.dangerous_set_table_name(TABLE);
+    migrator
+}
+
+pub(crate) async fn migrate(db: &Db) -> Outcome<()> {
+    let dialect = db.dialect();
+    let classify = |e: &sqlx::Error| dialect.classify(e);
+    match db {
+        Db::Sqlite { writer, .. } => {
+            // Everything in one transaction that holds the write lock: the others wait, then find nothing to do.
+            let mut tx = writer.begin_with(dialect.begin()).await.map_err(|e| classify(&e))?;
+            migrator(SQLITE).run_direct(None, &mut *tx, false).await.map_err(migration_fault)?;
+            tx.commit().await.map_err(|e| classify(&e))
+        }
+        Db::MySql(pool) => {
+            let mut connection = pool.acquire().await.map_err(|e| classify(&e))?;
+            locked(&mut connection, &format!("SELECT CAST(GET_LOCK(CONCAT('shardcron:', DATABASE()), {WAIT_S}) AS SIGNED)"))
+                .await?;
+            let done = run_mysql(&mut connection).await;
+            // A connection that keeps the lock would make the next one wait.
+            let unlocked =
+                sqlx::raw_sql("SELECT RELEASE_LOCK(CONCAT('shardcron:', DATABASE()))").fetch_optional(&mut *connection).await;
+            if unlocked.is_err() {
+                connection.close_on_drop();
+            }
+            done
+        }
+    }
+}
+
+async fn locked(connection: &mut MySqlConnection, text: &str) -> Outcome<()> {
+    let dialect = super::dialect::Dialect::MySql;
+    let row = sqlx::raw_sql(AssertSqlSafe(text.to_owned())).fetch_one(connection).await.map_err(|e| dialect.classify(&e))?;
+    match row.try_get_unchecked::<Option<i64>, _>(0) {
+        Ok(Some(1)) => Ok(()),
+        _ => Err(Fault::Server {
+            kind: super::fault::Kind::Refused,
+            detail: format!("another node has been migrating the tables for {WAIT_S} s; try again when it is done"),
+        }),
+    }
+}
+
+async fn run_mysql(connection: &mut MySqlConnection) -> Outcome<()> {
+    // A node died between two statements of a step. Each statement can be run again, so the step simply is.
+    let clean = format!("DELETE FROM {TABLE} WHERE success = 0");
+    let _ = sqlx::raw_sql(AssertSqlSafe(clean)).execute(&mut *connection).await;
+    migrator(MYSQL).run_direct(None, connection, false).await.map_err(migration_fault)
+}
+
+fn migration_fault(error: sqlx::migrate::MigrateError) -> Fault {
+    Fault::Server { kind: super::fault::Kind::Refused, detail: format!("the tables can't be brought up to date: {error}") }
+}

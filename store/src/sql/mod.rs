@@ -1,0 +1,138 @@
+//! The ledger over SQL: one implementation, two dialects.
+//!
+//! Owns: the tables, the pools, and every statement. What the two servers do differently stands in `dialect`. Statements on the
+//! hot path are built as text with nothing in it but numbers and hexadecimal literals, and are sent without preparing: they
+//! differ with every batch, and preparing each would double the round trips. All others bind their values.
+
+mod bulk;
+mod dialect;
+mod fault;
+mod lease;
+mod ledger;
+mod migrate;
+mod pool;
+mod presence;
+mod value;
+
+pub use lease::LedgerLease;
+pub use presence::LedgerPresence;
+
+use crate::error::{Result, StoreError};
+use crate::rows::SqlArg;
+use fault::{Fault, with_retries};
+use pool::Db;
+use std::time::Duration;
+use value::Value;
+
+/// How the ledger's pool behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct SqlOptions {
+    /// Connections to MySQL or MariaDB at most. SQLite has one writer and four readers, whatever this says.
+    pub max_connections: u32,
+    /// How long a call waits for a free connection.
+    pub acquire_timeout: Duration,
+    /// How long SQLite waits for another process that writes.
+    pub busy_timeout: Duration,
+}
+
+impl Default for SqlOptions {
+    fn default() -> Self {
+        SqlOptions {
+            max_connections: 8,
+            acquire_timeout: Duration::from_secs(5),
+            busy_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// The ledger in MySQL, MariaDB or SQLite. Clones share the pool.
+#[derive(Clone, Debug)]
+pub struct SqlLedger {
+    db: Db,
+}
+
+impl SqlLedger {
+    /// Connects to `mysql://user:password@host:port/database` or opens `sqlite://path`. Does not migrate.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] for a URL that can't be read; [`StoreError::Unavailable`] if the server does not answer. Neither
+    /// quotes the URL.
+    pub async fn connect(url: &str, options: SqlOptions) -> Result<Self> {
+        let db = if let Some(path) = url.strip_prefix("sqlite://").or_else(|| url.strip_prefix("sqlite:")) {
+            Db::sqlite(path, &options).await
+        } else if url.starts_with("mysql://") || url.starts_with("mariadb://") {
+            Db::mysql(url, &options).await
+        } else {
+            Err(Fault::invalid("the ledger's URL must begin with mysql:// or sqlite://"))
+        };
+        Ok(SqlLedger { db: db.map_err(Fault::into_store_error)? })
+    }
+
+    /// `mysql` or `sqlite`.
+    #[must_use]
+    pub fn dialect_name(&self) -> &'static str {
+        self.db.dialect().name()
+    }
+
+    /// Runs a script of statements separated by `;`, as it stands. For set-up by examples; never for text from outside.
+    ///
+    /// # Errors
+    /// [`StoreError::Statement`] with the server's words.
+    pub async fn execute_script(&self, text: &str) -> Result<()> {
+        self.db.raw(text).await.map(drop).map_err(statement_error)
+    }
+
+    /// Inserts rows in few large statements. `table` and `columns` are pasted: they must not come from outside.
+    ///
+    /// # Errors
+    /// [`StoreError::Statement`] with the server's words; rows of earlier statements are rolled back.
+    pub async fn insert_rows(&self, table: &str, columns: &[&str], rows: Vec<Vec<SqlArg>>) -> Result<u64> {
+        let dialect = self.db.dialect();
+        let head = format!("INSERT INTO {table} ({}) VALUES ", columns.join(", "));
+        let mut bulk = bulk::Bulk::new(head, "");
+        for row in rows {
+            bulk.push(|text| {
+                for (position, value) in row.into_iter().enumerate() {
+                    if position > 0 {
+                        text.push(',');
+                    }
+                    bulk::push_value(text, dialect, &Value::from(value));
+                }
+            });
+        }
+        let insert = async {
+            let mut tx = self.db.begin().await?;
+            let inserted = bulk.send(&mut tx).await?;
+            tx.commit().await?;
+            Ok(inserted)
+        };
+        insert.await.map_err(statement_error)
+    }
+
+    /// Rows of a query, with `?` for each argument. Bytes come as text; what is no UTF-8 in them is replaced.
+    ///
+    /// # Errors
+    /// [`StoreError::Statement`] with the server's words.
+    pub async fn query(&self, sql: &str, args: &[SqlArg]) -> Result<Vec<Vec<SqlArg>>> {
+        let args: Vec<Value> = args.iter().cloned().map(Value::from).collect();
+        let read: Result<_> = with_retries!(self.db.rows(sql, &args));
+        let rows = match read {
+            Err(StoreError::Unavailable { .. }) => self.db.rows(sql, &args).await.map_err(statement_error)?,
+            other => other?,
+        };
+        Ok(rows.into_iter().map(|row| row.0.into_iter().map(SqlArg::from).collect()).collect())
+    }
+}
+
+/// A fault of a statement that is not ours.
+fn statement_error(fault: Fault) -> StoreError {
+    match fault {
+        Fault::Server { kind: fault::Kind::Refused | fault::Kind::Duplicate, detail } => {
+            StoreError::Statement { detail, transient: false }
+        }
+        Fault::Server { kind: fault::Kind::Contention, detail } => StoreError::Statement { detail, transient: true },
+        // For our own tables the advice to migrate would be right; for others' it is not.
+        Fault::Final(StoreError::Invalid(detail)) => StoreError::Statement { detail, transient: false },
+        other => other.into_store_error(),
+    }
+}

@@ -1,0 +1,229 @@
+//! Connections and transactions of either server, under one face.
+
+use super::SqlOptions;
+use super::dialect::Dialect;
+use super::fault::{Fault, Outcome};
+use super::value::{Row, Value, from_mysql, from_sqlite};
+use crate::error::StoreError;
+use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, MySql, MySqlPool, Sqlite, SqlitePool, Transaction};
+use std::path::Path;
+use std::str::FromStr as _;
+use std::time::Duration;
+
+/// The pools. SQLite has one writer, since it can't have two; its readers don't wait for the writer (WAL).
+#[derive(Clone, Debug)]
+pub(crate) enum Db {
+    MySql(MySqlPool),
+    Sqlite { writer: SqlitePool, readers: SqlitePool },
+}
+
+/// A transaction. Dropped without a commit, it is rolled back.
+pub(crate) enum Tx {
+    MySql(Transaction<'static, MySql>),
+    Sqlite(Transaction<'static, Sqlite>),
+}
+
+macro_rules! bound {
+    ($text:expr, $args:expr) => {{
+        let mut query = sqlx::query(AssertSqlSafe($text.to_owned()));
+        for arg in $args {
+            query = match arg {
+                Value::Int(n) => query.bind(*n),
+                Value::Float(n) => query.bind(*n),
+                Value::Text(text) => query.bind(text.clone()),
+                Value::Bytes(bytes) => query.bind(bytes.clone()),
+                Value::Null => query.bind(None::<String>),
+            };
+        }
+        query
+    }};
+}
+
+/// Idle for longer than this, a pooled connection is asked whether it still lives before it is used (case B-01).
+const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
+
+impl Db {
+    pub(crate) fn dialect(&self) -> Dialect {
+        match self {
+            Db::MySql(_) => Dialect::MySql,
+            Db::Sqlite { .. } => Dialect::Sqlite,
+        }
+    }
+
+    pub(crate) async fn mysql(url: &str, options: &SqlOptions) -> Outcome<Self> {
+        // The parser's own error may quote the URL, and with it the password.
+        let connect = MySqlConnectOptions::from_str(url)
+            .map_err(|_| Fault::invalid("the database's URL can't be read; it looks like mysql://user:password@host:3306/name"))?
+            .disable_statement_logging();
+        let pool = MySqlPoolOptions::new()
+            .max_connections(options.max_connections)
+            .acquire_timeout(options.acquire_timeout)
+            .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
+                Box::pin(async move {
+                    if meta.idle_for < PING_AFTER_IDLE {
+                        return Ok(true);
+                    }
+                    Ok(connection.ping().await.is_ok())
+                })
+            })
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    // Strict mode: without it, a text that is too long is cut and becomes a "duplicate" (case I-03).
+                    let setup = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+                                 SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')";
+                    sqlx::raw_sql(setup).execute(connection).await.map(drop)
+                })
+            })
+            .connect_with(connect)
+            .await
+            .map_err(|e| Dialect::MySql.classify(&e))?;
+        Ok(Db::MySql(pool))
+    }
+
+    pub(crate) async fn sqlite(path: &str, options: &SqlOptions) -> Outcome<Self> {
+        create_private(Path::new(path))?;
+        let connect = SqliteConnectOptions::new()
+            .filename(path)
+            .journal_mode(SqliteJournalMode::Wal)
+            // NORMAL would lose the last commits when the machine loses power, after they were acked (invariant A1).
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(options.busy_timeout)
+            .disable_statement_logging();
+        let pool = |size| SqlitePoolOptions::new().max_connections(size).acquire_timeout(options.acquire_timeout);
+        let fault = |e| Dialect::Sqlite.classify(&e);
+        let writer_wait = options.acquire_timeout.max(options.busy_timeout * 2);
+        let writer = pool(1).acquire_timeout(writer_wait).connect_with(connect.clone()).await.map_err(fault)?;
+        let readers = pool(4).connect_with(connect).await.map_err(fault)?;
+        Ok(Db::Sqlite { writer, readers })
+    }
+
+    pub(crate) async fn begin(&self) -> Outcome<Tx> {
+        let begin = self.dialect().begin();
+        Ok(match self {
+            Db::MySql(pool) => Tx::MySql(pool.begin_with(begin).await.map_err(|e| Dialect::MySql.classify(&e))?),
+            Db::Sqlite { writer, .. } => {
+                Tx::Sqlite(writer.begin_with(begin).await.map_err(|e| Dialect::Sqlite.classify(&e))?)
+            }
+        })
+    }
+
+    /// Rows, outside a transaction.
+    pub(crate) async fn rows(&self, text: &str, args: &[Value]) -> Outcome<Vec<Row>> {
+        let read = match self {
+            Db::MySql(pool) => bound!(text, args).fetch_all(pool).await.and_then(|rows| rows.iter().map(from_mysql).collect()),
+            Db::Sqlite { readers, .. } => {
+                bound!(text, args).fetch_all(readers).await.and_then(|rows| rows.iter().map(from_sqlite).collect())
+            }
+        };
+        read.map_err(|e| self.dialect().classify(&e))
+    }
+
+    /// Rows of a text without parameters, not prepared, outside a transaction.
+    pub(crate) async fn raw_rows(&self, text: &str) -> Outcome<Vec<Row>> {
+        let query = sqlx::raw_sql(AssertSqlSafe(text.to_owned()));
+        let read = match self {
+            Db::MySql(pool) => query.fetch_all(pool).await.and_then(|rows| rows.iter().map(from_mysql).collect()),
+            Db::Sqlite { readers, .. } => {
+                query.fetch_all(readers).await.and_then(|rows| rows.iter().map(from_sqlite).collect())
+            }
+        };
+        read.map_err(|e| self.dialect().classify(&e))
+    }
+
+    /// A write that is its own transaction; the count of rows that it matched.
+    pub(crate) async fn run(&self, text: &str, args: &[Value]) -> Outcome<u64> {
+        let done = match self {
+            Db::MySql(pool) => bound!(text, args).execute(pool).await.map(|d| d.rows_affected()),
+            Db::Sqlite { writer, .. } => bound!(text, args).execute(writer).await.map(|d| d.rows_affected()),
+        };
+        done.map_err(|e| self.dialect().classify(&e))
+    }
+
+    /// The same for a text without parameters, not prepared.
+    pub(crate) async fn raw(&self, text: &str) -> Outcome<u64> {
+        let query = sqlx::raw_sql(AssertSqlSafe(text.to_owned()));
+        let done = match self {
+            Db::MySql(pool) => query.execute(pool).await.map(|d| d.rows_affected()),
+            Db::Sqlite { writer, .. } => query.execute(writer).await.map(|d| d.rows_affected()),
+        };
+        done.map_err(|e| self.dialect().classify(&e))
+    }
+}
+
+impl Tx {
+    pub(crate) fn dialect(&self) -> Dialect {
+        match self {
+            Tx::MySql(_) => Dialect::MySql,
+            Tx::Sqlite(_) => Dialect::Sqlite,
+        }
+    }
+
+    pub(crate) async fn rows(&mut self, text: &str, args: &[Value]) -> Outcome<Vec<Row>> {
+        let read = match self {
+            Tx::MySql(tx) => {
+                bound!(text, args).fetch_all(&mut **tx).await.and_then(|rows| rows.iter().map(from_mysql).collect())
+            }
+            Tx::Sqlite(tx) => {
+                bound!(text, args).fetch_all(&mut **tx).await.and_then(|rows| rows.iter().map(from_sqlite).collect())
+            }
+        };
+        read.map_err(|e| self.dialect().classify(&e))
+    }
+
+    pub(crate) async fn raw_rows(&mut self, text: &str) -> Outcome<Vec<Row>> {
+        let query = sqlx::raw_sql(AssertSqlSafe(text.to_owned()));
+        let read = match self {
+            Tx::MySql(tx) => query.fetch_all(&mut **tx).await.and_then(|rows| rows.iter().map(from_mysql).collect()),
+            Tx::Sqlite(tx) => query.fetch_all(&mut **tx).await.and_then(|rows| rows.iter().map(from_sqlite).collect()),
+        };
+        read.map_err(|e| self.dialect().classify(&e))
+    }
+
+    pub(crate) async fn run(&mut self, text: &str, args: &[Value]) -> Outcome<u64> {
+        let done = match self {
+            Tx::MySql(tx) => bound!(text, args).execute(&mut **tx).await.map(|d| d.rows_affected()),
+            Tx::Sqlite(tx) => bound!(text, args).execute(&mut **tx).await.map(|d| d.rows_affected()),
+        };
+        done.map_err(|e| self.dialect().classify(&e))
+    }
+
+    pub(crate) async fn raw(&mut self, text: &str) -> Outcome<u64> {
+        let query = sqlx::raw_sql(AssertSqlSafe(text.to_owned()));
+        let done = match self {
+            Tx::MySql(tx) => query.execute(&mut **tx).await.map(|d| d.rows_affected()),
+            Tx::Sqlite(tx) => query.execute(&mut **tx).await.map(|d| d.rows_affected()),
+        };
+        done.map_err(|e| self.dialect().classify(&e))
+    }
+
+    pub(crate) async fn commit(self) -> Outcome<()> {
+        let dialect = self.dialect();
+        let done = match self {
+            Tx::MySql(tx) => tx.commit().await,
+            Tx::Sqlite(tx) => tx.commit().await,
+        };
+        done.map_err(|e| dialect.classify(&e))
+    }
+}
+
+/// Makes the file before SQLite does, so that nobody else can read it; its log and index files take over its mode.
+fn create_private(path: &Path) -> Outcome<()> {
+    let mut open = std::fs::OpenOptions::new();
+    open.write(true).create_new(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        open.mode(0o600);
+    }
+    match open.open(path) {
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(e) => Err(Fault::Final(StoreError::Unavailable {
+            store: "ledger",
+            detail: format!("the file {} can't be made: {e}", path.display()),
+        })),
+    }
+}
