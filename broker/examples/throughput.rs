@@ -24,7 +24,8 @@ async fn main() -> anyhow::Result<()> {
     println!("{}", broker.server_version().await?);
 
     let execution = ExecutionId(uuid::Uuid::now_v7());
-    let shard = |index| ShardMessage { v: ENVELOPE_VERSION, attempt: AttemptRef { execution, index, attempt: 1 }, epoch: 1 };
+    let shard =
+        |index| ShardMessage { v: ENVELOPE_VERSION, attempt: AttemptRef { execution, index, attempt: 1 }, epoch: 1 };
     let messages: Vec<_> = (0..total).map(shard).collect();
     let started = Instant::now();
     for batch in messages.chunks(BATCH) {
