@@ -1,7 +1,7 @@
 //! Lost connections: by the server, by a cut, before the start, in silence.
 
 use crate::support::*;
-use shardcron_broker::{Broker, BrokerState, Published};
+use shardcron_broker::{Broker, BrokerState, Published, RabbitMq, RabbitOptions};
 use std::time::{Duration, Instant};
 use testkit::Relay;
 
@@ -122,6 +122,37 @@ async fn a_wrong_password_is_said_and_not_shown() {
     within("the reason", state.wait_for(said)).await.unwrap();
     let BrokerState::Away(why) = state.borrow().clone() else { panic!("away") };
     assert!(!why.contains("s3cret"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d_04_a_restarted_and_a_wiped_server_are_the_same_to_a_consumer() {
+    let mut server = tokio::task::spawn_blocking(|| testkit::RabbitMq::start().unwrap()).await.unwrap();
+    let broker = RabbitMq::connect(&server.amqp_url(), RabbitOptions::default()).unwrap();
+    let mut consumer = within("the consumer", broker.consume(TIER, 10)).await.unwrap();
+    for (round, wiped) in [(2, false), (3, true)] {
+        server = tokio::task::spawn_blocking(move || {
+            if wiped {
+                server.restart_wiped().unwrap()
+            } else {
+                server.restart().unwrap()
+            }
+            server
+        })
+        .await
+        .unwrap();
+        let restarted = Instant::now();
+        assert_eq!(renewed(&mut consumer).await, round);
+        let mut state = broker.state();
+        within("the broker to be up", state.wait_for(|s| *s == BrokerState::Up)).await.unwrap();
+        // The consumer has made its queue again.
+        let messages = shards(1);
+        assert_eq!(broker.publish(TIER, &messages).await, all_confirmed(1));
+        let came = collect(&mut consumer, 1).await;
+        assert_eq!(attempts(&came), wanted(&messages));
+        assert!(restarted.elapsed() < Duration::from_secs(15), "{:?}", restarted.elapsed());
+        consumer.acker.ack(&tags(&came)).await;
+    }
+    tokio::task::spawn_blocking(move || drop(server)).await.unwrap();
 }
 
 async fn cut(mut relay: Relay) -> Relay {

@@ -22,12 +22,17 @@ async fn d_01_a_missing_queue_is_noticed_and_made_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn d_01_a_queue_that_vanishes_in_the_middle_loses_nothing_unnoticed() {
     let rabbit = rabbit().await.declared().await;
-    let messages = shards(20_000);
-    let (outcomes, _) = tokio::join!(rabbit.broker.publish(TIER, &messages), async {
-        rabbit.shown("some messages", |m| m.queue_depth(SHARDS).ok().filter(|d| *d > 0)).await;
+    let messages = shards(30_000);
+    let (outcomes, ()) = tokio::join!(rabbit.broker.publish(TIER, &messages), async {
+        // Asked over AMQP, since the management API counts once in a second.
+        while rabbit.broker.depth(TIER).await.unwrap().ready == 0 {}
         rabbit.manage(|m| m.delete_queue(SHARDS)).await.unwrap();
     });
     assert_eq!(outcomes.len(), messages.len());
+    assert!(
+        outcomes.contains(&Published::Confirmed) && outcomes.contains(&Published::Unroutable),
+        "it was in the middle"
+    );
     // The order of returns and confirms differs; each message's answer must be its own. What was routed came before what was not.
     let first_lost = outcomes.iter().position(|o| *o != Published::Confirmed).unwrap_or(outcomes.len());
     let late = outcomes[first_lost..].iter().filter(|o| **o == Published::Confirmed).count();
@@ -201,4 +206,63 @@ async fn dead_letters_and_triggers_are_kept_although_nothing_was_declared() {
     rabbit.broker.send_trigger(&request).await.unwrap();
     let queues = rabbit.manage(|m| m.queues()).await.unwrap();
     assert!(queues.contains(&"shardcron.dead".to_owned()) && queues.contains(&"shardcron.triggers".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_that_nobody_reads_stops_without_leaving_anything_behind() {
+    let rabbit = rabbit().await.declared().await;
+    rabbit.broker.publish(TIER, &shards(3_000)).await;
+    let mut consumer = rabbit.broker.consume(TIER, 1_024).await.unwrap();
+    let full =
+        |m: &testkit::Management| (m.queue(SHARDS).ok()?["messages_unacknowledged"].as_u64()? == 1_024).then_some(());
+    rabbit.shown("a full prefetch", full).await;
+    consumer.acker.stop().await;
+    let mut drained = Vec::new();
+    while let Some(arrival) = within("the rest", consumer.deliveries.next()).await {
+        if let shardcron_broker::Arrival::Shards(shards) = arrival {
+            drained.extend(shards);
+        }
+    }
+    assert_eq!(drained.len(), 1_024, "all that the server has delivered was handed over");
+    consumer.acker.ack(&tags(&drained)).await;
+    let rest = |m: &testkit::Management| {
+        let queue = m.queue(SHARDS).ok()?;
+        (queue["messages_unacknowledged"] == 0 && queue["messages_ready"] == 1_976).then_some(())
+    };
+    rabbit.shown("the rest in the queue", rest).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_consumer_gives_its_deliveries_back() {
+    let rabbit = rabbit().await.declared().await;
+    let messages = shards(20);
+    rabbit.broker.publish(TIER, &messages).await;
+    let mut dropped = rabbit.broker.consume(TIER, 20).await.unwrap();
+    let held = collect(&mut dropped, 20).await;
+    dropped.acker.ack(&tags(&held[..10])).await;
+    drop(dropped);
+    let mut other = rabbit.broker.consume(TIER, 20).await.unwrap();
+    let again = collect(&mut other, 10).await;
+    assert_eq!(attempts(&again), attempts(&held[10..]));
+    assert!(again.iter().all(|d| d.redelivered));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d_05_a_refusal_in_the_middle_is_waited_out() {
+    let rabbit = rabbit().await.declared().await;
+    let mut consumer = rabbit.broker.consume(TIER, 10).await.unwrap();
+    // Somebody deletes the queue and is quicker to make one of another kind. The consumer races with it, so try until it loses.
+    rabbit
+        .manage(|m| {
+            testkit::wait_for("a queue of another kind", PATIENCE, || {
+                m.delete_queue(SHARDS).is_ok() && m.declare_queue(SHARDS, &json!({"durable": true})).is_ok()
+            });
+        })
+        .await;
+    rabbit.manage(|m| m.delete_queue(SHARDS)).await.unwrap();
+    renewed(&mut consumer).await;
+    rabbit.broker.declare(&[TIER.into()]).await.unwrap();
+    let messages = shards(1);
+    assert_eq!(rabbit.broker.publish(TIER, &messages).await, all_confirmed(1));
+    assert_eq!(attempts(&collect(&mut consumer, 1).await), wanted(&messages));
 }

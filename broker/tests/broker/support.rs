@@ -28,7 +28,6 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 pub struct Rabbit {
     pub broker: RabbitMq,
     pub management: Management,
-    pub url: String,
     pub name: String,
 }
 
@@ -46,9 +45,8 @@ pub async fn rabbit_at(direct: &str, url: &str) -> Rabbit {
     let name = testkit::unique_prefix();
     let broker = RabbitMq::connect(url, RabbitOptions { name: name.clone(), ..RabbitOptions::default() }).unwrap();
     let direct = direct.to_owned();
-    let (management, url) =
-        tokio::task::spawn_blocking(move || (testkit::shared().management_of(&direct), direct)).await.unwrap();
-    Rabbit { broker, management, url, name }
+    let management = tokio::task::spawn_blocking(move || testkit::shared().management_of(&direct)).await.unwrap();
+    Rabbit { broker, management, name }
 }
 
 impl Rabbit {
