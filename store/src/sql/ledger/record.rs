@@ -242,7 +242,8 @@ fn traces(dialect: Dialect, changes: &[Change<'_>], now_ms: i64) -> Vec<String> 
     );
     // An earlier attempt's row may still be there: its publish was confirmed, the note of it is under way.
     let tail = dialect.upsert("execution_id, shard_index", &["attempt", "not_before_ms"]);
-    let mut again = Bulk::new("INSERT INTO redispatch (execution_id, shard_index, attempt, not_before_ms) VALUES ", tail);
+    let mut again =
+        Bulk::new("INSERT INTO redispatch (execution_id, shard_index, attempt, not_before_ms) VALUES ", tail);
     let mut dead =
         Bulk::new("INSERT INTO dead_letters (kind, at_ms, reason, execution_id, shard_index, body) VALUES ", "");
     let mut sorted: Vec<&Change> = changes.iter().collect();
