@@ -1,1 +1,5 @@
-fn main() {}
+//! The `shardcron` program.
+
+fn main() -> std::process::ExitCode {
+    shardcron::cli::main()
+}

@@ -5,6 +5,18 @@
 //!
 //! Must not: decide what to hand out, whether a delivery is still wanted, or when to ack. It carries out.
 
-pub mod port;
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that can't go on should stop where it is"))]
 
+pub mod codec;
+pub mod ledger;
+pub mod metric_definitions;
+pub mod port;
+pub mod rabbitmq;
+pub mod topology;
+
+mod backoff;
+mod health;
+
+pub use ledger::LedgerBroker;
 pub use port::*;
+pub use rabbitmq::{RabbitMq, RabbitOptions};

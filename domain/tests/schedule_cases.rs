@@ -283,3 +283,36 @@ fn s_19_a_timer_that_wakes_early_or_late_never_doubles_an_instant() {
     let last = start + 10_000_000;
     assert_eq!((seen.first(), seen.last()), (Some(&(start + 1_000)), Some(&last)));
 }
+
+/// A measurement, for `cargo test --release -- --ignored --nocapture cost`: a leader asks once for each firing, and for every
+/// job when it takes over.
+#[test]
+#[ignore = "a measurement"]
+fn cost_of_next_after() {
+    let start = ms("2026-01-01T00:00:00Z");
+    for (pattern, zone) in [
+        ("* * * * *", "UTC"),
+        ("*/15 * * * * *", "Europe/Berlin"),
+        ("30 2 * * *", "America/New_York"),
+        ("30 1,13 * * 1-5", "America/New_York"),
+        ("0 0 L * *", "Asia/Tokyo"),
+        ("0 9 * * FRI#5", "Europe/London"),
+        ("0 0 29 2 *", "UTC"),
+        ("0 0 30 2 *", "UTC"),
+    ] {
+        let schedule = cron(pattern, zone);
+        let (begin, mut instant) = (Instant::now(), start);
+        let calls = 200_000;
+        for _ in 0..calls {
+            instant = schedule.next_after(instant).unwrap().unwrap_or(start);
+        }
+        println!("{:>5} ns  {pattern}  {zone}", begin.elapsed().as_nanos() / calls);
+    }
+    let begin = Instant::now();
+    let jobs = 100_000;
+    let held: Vec<Schedule> =
+        (0..jobs).map(|n| cron(&format!("{} {} * * *", n % 60, n / 60 % 24), "Europe/Berlin")).collect();
+    let read = begin.elapsed();
+    let due: usize = held.iter().filter(|s| s.next_after(start).unwrap().is_some()).count();
+    println!("{due} jobs read in {read:?}, asked in {:?}", begin.elapsed() - read);
+}

@@ -144,6 +144,7 @@ impl Setup {
     }
 
     fn make_data(&self) -> Result<()> {
+        fs::create_dir(self.path("tmp"))?;
         let data = format!("--datadir={}", self.inside("data"));
         let mut command = match self.flavour {
             Flavour::MariaDb => {
@@ -157,7 +158,7 @@ impl Setup {
                 command
             }
         };
-        run(command.arg(data).args(as_root()))?;
+        run(command.arg(data).args(as_root()).envs(self.environment()))?;
         // Run by the server at each start, before it takes connections. Leaves only our user, with a password.
         let password = &self.password;
         let mut script = String::new();
@@ -172,6 +173,12 @@ impl Setup {
         script.push_str(&format!("CREATE DATABASE IF NOT EXISTS `{DATABASE}` CHARACTER SET utf8mb4;\n"));
         fs::write(self.path("init.sql"), script)?;
         Ok(())
+    }
+
+    /// A server that starts deletes what looks like a temporary table in its temporary folder: in a common one, those of
+    /// other servers.
+    fn environment(&self) -> Vec<(String, String)> {
+        vec![("TMPDIR".to_owned(), self.inside("tmp"))]
     }
 
     fn start_server(&self) -> Result<Process> {
@@ -200,7 +207,7 @@ impl Setup {
             root: &self.root,
             program: &self.server,
             args,
-            env: Vec::new(),
+            env: self.environment(),
             log: self.path("output.log"),
         })?;
         let url = format!("mysql://{USER}:{}@127.0.0.1:{}/{DATABASE}", self.password, self.port.number());

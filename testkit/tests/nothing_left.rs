@@ -12,7 +12,7 @@ const BOUND: Duration = Duration::from_secs(60);
 
 /// `testkit run` with a command that tells us what it was given and then waits.
 fn run_until_told(folder: &std::path::Path) -> Result<Child> {
-    let script = r#"env > "$1.tmp" && mv "$1.tmp" "$1"; exec sleep 600"#;
+    let script = r#"{ env; echo "COMMAND_PID=$$"; } > "$1.tmp" && mv "$1.tmp" "$1"; exec sleep 600"#;
     let child = Command::new(env!("CARGO_BIN_EXE_testkit"))
         .args(["run", "--services", "redis,sql", "--", "sh", "-c", script, "sh"])
         .arg(folder.join("told"))
@@ -23,11 +23,14 @@ fn run_until_told(folder: &std::path::Path) -> Result<Child> {
     Ok(child)
 }
 
-fn redis_port(folder: &std::path::Path) -> u16 {
+/// Redis's port and the command's process id.
+fn told(folder: &std::path::Path, child: &mut Child) -> (u16, i32) {
     wait_until_some("the services", BOUND, || {
+        assert!(matches!(child.try_wait(), Ok(None)), "testkit ended before its command ran");
         let told = std::fs::read_to_string(folder.join("told")).ok()?;
-        let url = told.lines().find_map(|line| line.strip_prefix("SHARDCRON_TEST_REDIS_URL="))?;
-        url.rsplit_once(':')?.1.parse().ok()
+        let value = |name: &str| told.lines().find_map(|line| line.strip_prefix(name));
+        let port = value("SHARDCRON_TEST_REDIS_URL=")?.rsplit_once(':')?.1.parse().ok()?;
+        Some((port, value("COMMAND_PID=")?.parse().ok()?))
     })
 }
 
@@ -43,12 +46,14 @@ fn private_folders(folder: &std::path::Path) -> usize {
 fn ends_with_nothing_left(signal: Signal) -> Result<Option<i32>> {
     let folder = tempfile::Builder::new().prefix(&unique_prefix()).tempdir()?;
     let mut child = run_until_told(folder.path())?;
-    let port = redis_port(folder.path());
+    let (port, command) = told(folder.path(), &mut child);
     assert!(listens(port));
     assert_eq!(private_folders(folder.path()), 2, "one for each service");
     kill(Pid::from_raw(i32::try_from(child.id())?), signal)?;
     let status = child.wait()?;
     wait_for("the server to be gone", BOUND, || !listens(port));
+    // After a SIGKILL the command goes on without us; a test runner would see its services gone.
+    let _ = kill(Pid::from_raw(command), Signal::SIGKILL);
     wait_for("the folders to be gone", BOUND, || private_folders(folder.path()) == 0);
     Ok(status.code())
 }

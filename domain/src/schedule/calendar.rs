@@ -24,9 +24,12 @@ pub(super) struct Calendar {
     pub months: u32,
     /// What both day fields say.
     pub days: Days,
-    /// `(first, last, step)`; all years of [`YEARS`] if empty.
-    pub years: Box<[(i32, i32, i32)]>,
+    /// All of [`YEARS`] if empty.
+    pub years: Years,
 }
+
+/// Ranges of years: first, last and step.
+pub(super) type Years = Box<[(i32, i32, i32)]>;
 
 /// The two day fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

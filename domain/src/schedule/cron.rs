@@ -75,14 +75,14 @@ impl CronSchedule {
                         let in_first_pass = self.calendar.next(wall).map(|w| w - change.before);
                         match in_first_pass.filter(|instant| *instant < change.at) {
                             Some(instant) => return Ok(Some(instant)),
-                            None => return self.from_wall(change.at + change.after, change.at),
+                            None => return self.first_on_wall(change.at + change.after, change.at),
                         }
                     }
                 }
             }
             _ => self.wall_with_gap(from, wall),
         };
-        self.from_wall(start, from)
+        self.first_on_wall(start, from)
     }
 
     /// At the first instant after a gap, what fell into the gap is still to come.
@@ -98,7 +98,7 @@ impl CronSchedule {
     }
 
     /// The first instant that is `from` or later, of local times that are `wall` or later.
-    fn from_wall(&self, mut wall: i64, from: i64) -> Result<Option<i64>, ScheduleError> {
+    fn first_on_wall(&self, mut wall: i64, from: i64) -> Result<Option<i64>, ScheduleError> {
         while let Some(next) = self.calendar.next(wall) {
             wall = next;
             let instants = match zone::resolve(self.tz, wall)? {

@@ -4,7 +4,7 @@
 //! OR and AND), and croner for what cronie lacks (seconds, years, `L`, `W`, `#`, `+`). What means different things in
 //! different products (`0/10`, `22-2`, `L-3`) is refused with the way to write it here, never guessed.
 
-use super::calendar::{Calendar, Days, YEARS};
+use super::calendar::{Calendar, Days, YEARS, Years};
 use super::field::{DAY, Field, HOUR, MINUTE, MONTH, SECOND, WEEKDAY, YEAR};
 
 /// A pattern, read.
@@ -169,7 +169,7 @@ fn one_weekday(item: &str, weekday: &str) -> Result<i32, String> {
     WEEKDAY.number(weekday)
 }
 
-fn read_years(text: &str) -> Result<Box<[(i32, i32, i32)]>, String> {
+fn read_years(text: &str) -> Result<Years, String> {
     if text == "*" {
         return Ok(Box::default());
     }

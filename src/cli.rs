@@ -1,0 +1,136 @@
+//! The command line.
+
+use crate::commands;
+use crate::config::Config;
+use crate::output::Out;
+use crate::{demo, serve};
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// What the command line says.
+#[derive(Parser)]
+#[command(name = "shardcron", version, about = "Distributed cron for heavy batch work", long_about = None, max_term_width = 120)]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 misused.\n\nTry first:  shardcron demo")]
+pub struct Cli {
+    /// Configuration file (default: shardcron.toml here, if there is one)
+    #[arg(long, global = true, value_name = "FILE", env = "SHARDCRON_CONFIG")]
+    config: Option<PathBuf>,
+    /// Answer in JSON
+    #[arg(long, global = true)]
+    json: bool,
+    /// The ledger: mysql://user:password@host/database or sqlite://file
+    #[arg(long, global = true, value_name = "URL")]
+    ledger: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand)]
+enum Command {
+    /// Show the main job on real input, with a worker killed in the middle
+    #[command(after_help = "Examples:\n  shardcron demo\n  shardcron demo --keep /tmp/demo\n  shardcron demo --cluster    # on the services of the configuration")]
+    Demo(demo::DemoArgs),
+    /// Run a scheduler and a worker in one process
+    Up,
+    /// Run a scheduler; any number may run, one leads
+    Scheduler,
+    /// Run a worker; any number may run
+    Worker,
+    /// Work with jobs
+    #[command(subcommand)]
+    Jobs(commands::jobs::JobsCommand),
+    /// Fire a job by hand
+    #[command(after_help = "Examples:\n  shardcron trigger reconcile-flights --wait\n  shardcron trigger settle --param date=2013-01-31 --request-id settle-2013-01-31")]
+    Trigger(commands::trigger::TriggerArgs),
+    /// Look at executions
+    #[command(subcommand)]
+    Executions(commands::executions::ExecutionsCommand),
+    /// List workers
+    Workers,
+    /// Look at what could not be processed
+    #[command(subcommand)]
+    Dead(commands::dead::DeadCommand),
+    /// Bring the ledger's tables to this version
+    Migrate,
+    /// Check every service and say what to mend
+    Doctor,
+}
+
+/// Parameters as `key=value`.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Params {
+    /// A parameter; numbers, true, false and JSON are taken as such, everything else as text. May be repeated
+    #[arg(long = "param", value_name = "KEY=VALUE")]
+    pub params: Vec<String>,
+}
+
+/// The program's entry: reads the command line and the environment, and runs.
+#[must_use]
+pub fn main() -> ExitCode {
+    run_with(std::env::args_os(), shardcron_sdk::Registry::default())
+}
+
+/// The whole program with handlers of one's own: what a worker program calls from its `main`.
+///
+/// ```no_run
+/// use shardcron_sdk::{Registry, ShardContext, ShardError, ShardHandler, ShardOutput, async_trait};
+///
+/// struct Greet;
+///
+/// #[async_trait]
+/// impl ShardHandler for Greet {
+///     async fn run(&self, context: ShardContext) -> Result<ShardOutput, ShardError> {
+///         println!("shard {} of {}", context.attempt.index, context.shards_total);
+///         Ok(ShardOutput::rows(1))
+///     }
+/// }
+///
+/// fn main() -> std::process::ExitCode {
+///     shardcron::run_with(std::env::args_os(), Registry::default().with("greet", Greet))
+/// }
+/// ```
+#[must_use]
+pub fn run_with(arguments: impl IntoIterator<Item = std::ffi::OsString>, registry: shardcron_sdk::Registry) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(e) => {
+            let _ = e.print();
+            return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
+        }
+    };
+    let mut config = match Config::load(cli.config.as_deref(), |name| std::env::var(name).ok()) {
+        Ok(config) => config,
+        Err(e) => {
+            eprintln!("shardcron: {e:#}");
+            return ExitCode::from(2);
+        }
+    };
+    if let Some(url) = cli.ledger {
+        config.ledger.url = url;
+    }
+    match run(cli.command, config, Out { json: cli.json }, registry) {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("shardcron: {e:#}");
+            ExitCode::from(if e.downcast_ref::<commands::Misuse>().is_some() { 2 } else { 1 })
+        }
+    }
+}
+
+fn run(command: Command, config: Config, out: Out, registry: shardcron_sdk::Registry) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Demo(args) => demo::run(&args, &config, out),
+        Command::Up => serve::serve(config, serve::Roles { scheduler: true, worker: true }, registry),
+        Command::Scheduler => serve::serve(config, serve::Roles { scheduler: true, worker: false }, registry),
+        Command::Worker => serve::serve(config, serve::Roles { scheduler: false, worker: true }, registry),
+        Command::Jobs(command) => commands::run(commands::jobs::run(command, config, out)),
+        Command::Trigger(args) => commands::run(commands::trigger::run(args, config, out)),
+        Command::Executions(command) => commands::run(commands::executions::run(command, config, out)),
+        Command::Workers => commands::run(commands::workers::run(config, out)),
+        Command::Dead(command) => commands::run(commands::dead::run(command, config, out)),
+        Command::Migrate => commands::run(commands::migrate::run(config, out)),
+        Command::Doctor => commands::run(commands::doctor::run(config, out)),
+    }
+}

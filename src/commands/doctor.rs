@@ -1,0 +1,132 @@
+//! `shardcron doctor`: reaches each service, says its version, and checks what must hold.
+
+use super::Misuse;
+use crate::config::{Config, masked};
+use crate::output::{Out, line};
+use crate::wiring::{self, Wired};
+use anyhow::Result;
+use serde::Serialize;
+use shardcron_broker::Broker;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// One line of the report.
+#[derive(Serialize)]
+struct Check {
+    what: String,
+    ok: bool,
+    detail: String,
+}
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Checks everything that the configuration names.
+pub async fn run(config: Config, out: Out) -> Result<ExitCode> {
+    let mut checks = Vec::new();
+    match tokio::time::timeout(PATIENCE, wiring::connect(&config, "shardcron-doctor")).await {
+        Ok(Ok(wired)) => {
+            ledger(&wired, &config, &mut checks).await;
+            redis(&wired, &config, &mut checks).await;
+            broker(&wired, &config, &mut checks).await;
+            cluster(&wired, &config, &mut checks).await;
+            wired.ports.broker.close().await;
+        }
+        Ok(Err(e)) => checks.push(bad("configuration", format!("{e:#}"))),
+        Err(_) => checks.push(bad(
+            "ledger",
+            format!("{} does not answer within {} s; is it up, and is ledger.url right?", masked(&config.ledger.url), PATIENCE.as_secs()),
+        )),
+    }
+    if checks.is_empty() {
+        return Err(Misuse("nothing is configured".into()).into());
+    }
+    let well = checks.iter().all(|c| c.ok);
+    out.answer(&checks, || {
+        let width = checks.iter().map(|c| c.what.len()).max().unwrap_or(0);
+        for check in &checks {
+            line(&format!("{} {:width$}  {}", if check.ok { "ok  " } else { "BAD " }, check.what, check.detail));
+        }
+    });
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn good(what: &str, detail: String) -> Check {
+    Check { what: what.into(), ok: true, detail }
+}
+
+fn bad(what: &str, detail: String) -> Check {
+    Check { what: what.into(), ok: false, detail }
+}
+
+async fn ledger(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
+    let ledger = &wired.ports.ledger;
+    match ledger.server_version().await {
+        Ok(version) => checks.push(good("ledger", format!("{} ({version})", masked(&config.ledger.url)))),
+        Err(e) => return checks.push(bad("ledger", e.to_string())),
+    }
+    match ledger.check_server().await {
+        Ok(faults) => checks.extend(faults.into_iter().map(|f| bad("ledger", f))),
+        Err(e) => checks.push(bad("ledger", e.to_string())),
+    }
+}
+
+async fn redis(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
+    let (Some(stores), Some(url)) = (&wired.redis, &config.redis.url) else {
+        return checks.push(good("redis", "not configured: lease and presence are rows in the ledger".into()));
+    };
+    match stores.server_version().await {
+        Ok(version) => checks.push(good("redis", format!("{} ({version})", masked(url)))),
+        Err(e) => return checks.push(bad("redis", format!("{e}; is it up, and is redis.url right?"))),
+    }
+    match stores.check_server().await {
+        Ok(faults) => checks.extend(faults.into_iter().map(|f| bad("redis", f))),
+        Err(e) => checks.push(bad("redis", e.to_string())),
+    }
+}
+
+async fn broker(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
+    let Some(url) = &config.broker.url else {
+        return checks.push(good("broker", "not configured: workers poll the ledger".into()));
+    };
+    let broker: &dyn Broker = &*wired.ports.broker;
+    let tiers: Vec<String> = config.worker.tiers.keys().cloned().collect();
+    let answer = tokio::time::timeout(PATIENCE, async {
+        loop {
+            // The connection is made in the background; a refusal is an answer, being away is not one yet.
+            match broker.server_version().await {
+                Ok(version) => return version,
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    })
+    .await;
+    match answer {
+        Ok(version) => checks.push(good("broker", format!("{} ({version})", masked(url)))),
+        Err(_) => {
+            let why = format!("{:?}", *broker.state().borrow());
+            return checks.push(bad("broker", format!("{} is not reachable ({why}); is it up, and is broker.url right?", masked(url))));
+        }
+    }
+    match broker.declare(&tiers).await {
+        Ok(()) => checks.push(good("broker", format!("queues of {} are as they must be", tiers.join(", ")))),
+        Err(e) => checks.push(bad("broker", e.to_string())),
+    }
+}
+
+async fn cluster(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
+    match wired.ports.ledger.leadership().await {
+        Ok(leader) if leader.epoch.0 > 0 => {
+            checks.push(good("leader", format!("epoch {}, last taken by {}", leader.epoch, leader.holder)));
+        }
+        Ok(_) => checks.push(good("leader", "no scheduler has led yet; start one with: shardcron scheduler".into())),
+        Err(e) => checks.push(bad("leader", format!("{e}; run: shardcron migrate"))),
+    }
+    match wired.ports.presence.workers().await {
+        Ok(workers) => {
+            let lost_after_ms = config.worker.lost_after.as_ms();
+            let alive = workers.iter().filter(|w| w.age_ms <= lost_after_ms).count();
+            checks.push(good("workers", format!("{alive} alive")));
+        }
+        Err(e) => checks.push(bad("workers", e.to_string())),
+    }
+}

@@ -1,0 +1,60 @@
+//! The commands that ask and answer; those that stay are in `serve`.
+
+pub mod dead;
+pub mod doctor;
+pub mod executions;
+pub mod jobs;
+pub mod migrate;
+pub mod trigger;
+pub mod workers;
+
+use crate::config::Config;
+use crate::wiring::{self, Wired};
+use anyhow::{Context, Result};
+use std::future::Future;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// The command was used wrongly: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Misuse(pub String);
+
+/// Runs a command on a small runtime of its own.
+pub fn run(command: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
+    crate::serve::log_plainly();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("the runtime")?;
+    let result = runtime.block_on(command);
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    result
+}
+
+/// Connects for one command: a person is waiting, so a server that is away is an error after a while and not a reason to wait.
+pub async fn connect(config: &Config) -> Result<Wired> {
+    let name = format!("shardcron-cli-{}", std::process::id());
+    let wired = tokio::time::timeout(Duration::from_secs(15), wiring::connect(config, &name))
+        .await
+        .map_err(|_| anyhow::anyhow!("the ledger {} is not reachable; is it up, and is ledger.url right?", crate::config::masked(&config.ledger.url)))??;
+    Ok(wired)
+}
+
+/// Like [`connect`], with the tables there.
+pub async fn connect_migrated(config: &Config) -> Result<Wired> {
+    let wired = connect(config).await?;
+    if config.ledger.migrate {
+        wired.ports.ledger.migrate().await.context("bringing the ledger's tables up to date")?;
+    }
+    Ok(wired)
+}
+
+/// Who does it, for the audit table.
+pub fn who() -> String {
+    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "unknown".into());
+    format!("{user} (command line)")
+}
+
+/// Milliseconds UTC.
+pub fn now_ms() -> i64 {
+    use shardcron_actors::Clock;
+    shardcron_actors::SystemClock::default().now_ms()
+}

@@ -1,0 +1,342 @@
+//! Configuration: `shardcron.toml`, then `SHARDCRON_*` variables, then flags; the later wins.
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use shardcron_domain::limits::{CONCURRENCY_MAX, TIERS_MAX};
+use shardcron_domain::units::Span;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Everything that a process can be told. Since 0.1.0 unless said otherwise.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The durable truth.
+    pub ledger: LedgerConfig,
+    /// The transport.
+    pub broker: BrokerConfig,
+    /// Lease, presence and idempotency keys.
+    pub redis: RedisConfig,
+    /// Health, metrics and the API.
+    pub http: HttpConfig,
+    /// The scheduler role.
+    pub scheduler: SchedulerConfig,
+    /// The worker role.
+    pub worker: WorkerConfig,
+    /// What the process writes to standard error.
+    pub log: LogConfig,
+}
+
+/// The durable truth.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LedgerConfig {
+    /// `mysql://user:password@host:3306/database` or `sqlite://path`. Default: `sqlite://shardcron.db`.
+    pub url: String,
+    /// Whether a scheduler or worker brings the tables up to date when it starts. Default: true.
+    pub migrate: bool,
+}
+
+impl Default for LedgerConfig {
+    fn default() -> Self {
+        LedgerConfig { url: "sqlite://shardcron.db".into(), migrate: true }
+    }
+}
+
+/// The transport.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BrokerConfig {
+    /// `amqp://user:password@host:5672/vhost`. Absent: workers poll the ledger.
+    pub url: Option<String>,
+    /// What the names of queues and exchanges begin with. Default: `shardcron`.
+    pub prefix: String,
+    /// How often the ledger is polled when there is no RabbitMQ. Default: 100ms.
+    pub poll: Span,
+}
+
+impl Default for BrokerConfig {
+    fn default() -> Self {
+        BrokerConfig { url: None, prefix: "shardcron".into(), poll: Span(100) }
+    }
+}
+
+/// Lease, presence and idempotency keys.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RedisConfig {
+    /// `redis://:password@host:6379/0`. Absent: rows in the ledger.
+    pub url: Option<String>,
+    /// What the names of keys begin with. Default: `shardcron`.
+    pub prefix: String,
+    /// How long an attempt's idempotency key is remembered. It has to outlive a broker's restart. Default: 2m.
+    pub idempotency_ttl: Span,
+}
+
+impl Default for RedisConfig {
+    fn default() -> Self {
+        RedisConfig { url: None, prefix: "shardcron".into(), idempotency_ttl: Span::mins(2) }
+    }
+}
+
+/// Health, metrics and the API.
+#[derive(Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HttpConfig {
+    /// Where to listen. Default: 127.0.0.1:8081; if that is taken and was not asked for, any free port. `off`: not at all.
+    pub listen: Option<String>,
+    /// Asked for by every request but `/healthz`; needed for an address that is not loopback.
+    pub token: Option<String>,
+}
+
+impl std::fmt::Debug for HttpConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HttpConfig").field("listen", &self.listen).field("token", &self.token.as_ref().map(|_| "…")).finish()
+    }
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        HttpConfig { listen: None, token: None }
+    }
+}
+
+/// The scheduler role.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SchedulerConfig {
+    /// Its name, for people. Default: the host's name.
+    pub name: Option<String>,
+    /// How long the trigger lease lasts without renewal. Default: 5s.
+    pub lease_ttl: Span,
+    /// How often the supervisor looks for lost workers. Default: 1s.
+    pub sweep_every: Span,
+    /// After how long of standstill what is handed out and pending is handed out again. Default: 5s.
+    pub republish_after: Span,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        SchedulerConfig { name: None, lease_ttl: Span::secs(5), sweep_every: Span::secs(1), republish_after: Span::secs(5) }
+    }
+}
+
+/// The worker role.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorkerConfig {
+    /// Its name, for people. Default: the host's name and the process id.
+    pub name: Option<String>,
+    /// Tiers with the number of attempts at the same time. Default: core 8, bulk 4.
+    pub tiers: BTreeMap<String, usize>,
+    /// A worker that has not beaten for this long is lost; schedulers and workers must agree. Default: 15s.
+    pub lost_after: Span,
+    /// How long running shards may go on after SIGTERM before they are handed back. Default: 30s.
+    pub drain: Span,
+    /// A delivery whose shard runs longer than this is acked; below RabbitMQ's `consumer_timeout`. Default: 10m.
+    pub ack_horizon: Span,
+    /// Programs that `exec` handlers may run here, as the job writes them; `*` for any. Default: none.
+    pub allow_exec: Vec<String>,
+    /// Where programs start. Default: where the worker was started.
+    pub work_dir: Option<PathBuf>,
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        WorkerConfig {
+            name: None,
+            tiers: BTreeMap::from([("core".to_owned(), 8), ("bulk".to_owned(), 4)]),
+            lost_after: Span::secs(15),
+            drain: Span::secs(30),
+            ack_horizon: Span::mins(10),
+            allow_exec: Vec::new(),
+            work_dir: None,
+        }
+    }
+}
+
+/// What the process writes to standard error.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogConfig {
+    /// `text` or `json`. Default: text.
+    pub format: String,
+    /// Which lines, as in `info,shardcron_actors=debug`. Default: info.
+    pub filter: String,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        LogConfig { format: "text".into(), filter: "info".into() }
+    }
+}
+
+/// The variables, with the key that each sets. Lists are separated by commas; tiers are written `core=8,bulk=4`.
+const VARIABLES: [(&str, &str); 24] = [
+    ("SHARDCRON_LEDGER_URL", "ledger.url"),
+    ("SHARDCRON_LEDGER_MIGRATE", "ledger.migrate"),
+    ("SHARDCRON_BROKER_URL", "broker.url"),
+    ("SHARDCRON_BROKER_PREFIX", "broker.prefix"),
+    ("SHARDCRON_BROKER_POLL", "broker.poll"),
+    ("SHARDCRON_REDIS_URL", "redis.url"),
+    ("SHARDCRON_REDIS_PREFIX", "redis.prefix"),
+    ("SHARDCRON_REDIS_IDEMPOTENCY_TTL", "redis.idempotency_ttl"),
+    ("SHARDCRON_HTTP_LISTEN", "http.listen"),
+    ("SHARDCRON_HTTP_TOKEN", "http.token"),
+    ("SHARDCRON_SCHEDULER_NAME", "scheduler.name"),
+    ("SHARDCRON_SCHEDULER_LEASE_TTL", "scheduler.lease_ttl"),
+    ("SHARDCRON_SCHEDULER_SWEEP_EVERY", "scheduler.sweep_every"),
+    ("SHARDCRON_SCHEDULER_REPUBLISH_AFTER", "scheduler.republish_after"),
+    ("SHARDCRON_WORKER_NAME", "worker.name"),
+    ("SHARDCRON_WORKER_TIERS", "worker.tiers"),
+    ("SHARDCRON_WORKER_LOST_AFTER", "worker.lost_after"),
+    ("SHARDCRON_WORKER_DRAIN", "worker.drain"),
+    ("SHARDCRON_WORKER_ACK_HORIZON", "worker.ack_horizon"),
+    ("SHARDCRON_WORKER_ALLOW_EXEC", "worker.allow_exec"),
+    ("SHARDCRON_WORKER_WORK_DIR", "worker.work_dir"),
+    ("SHARDCRON_LOG_FORMAT", "log.format"),
+    ("SHARDCRON_LOG_FILTER", "log.filter"),
+    ("SHARDCRON_LOG", "log.filter"),
+];
+
+impl Config {
+    /// Reads the file (the given one, or `shardcron.toml` here if there is one), then the variables.
+    ///
+    /// # Errors
+    /// A file that was asked for is missing, or a key or value is wrong: says where.
+    pub fn load(file: Option<&Path>, variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let mut table = match file {
+            Some(path) => read(path)?,
+            None if Path::new("shardcron.toml").exists() => read(Path::new("shardcron.toml"))?,
+            None => toml::Table::new(),
+        };
+        for (name, key) in VARIABLES {
+            if let Some(text) = variable(name).filter(|t| !t.is_empty()) {
+                let value = value_of(key, &text).with_context(|| format!("the variable {name}"))?;
+                set(&mut table, key, value);
+            }
+        }
+        let config: Config = Config::deserialize(table).context("the configuration")?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.worker.tiers.is_empty() || self.worker.tiers.len() > TIERS_MAX {
+            bail!("worker.tiers: a worker serves 1 to {TIERS_MAX} tiers");
+        }
+        for (tier, concurrency) in &self.worker.tiers {
+            shardcron_domain::job::check_name(tier, 32).map_err(|e| anyhow::anyhow!("worker.tiers: {e}"))?;
+            if *concurrency == 0 || *concurrency > CONCURRENCY_MAX {
+                bail!("worker.tiers.{tier}: {concurrency} attempts at the same time; 1 to {CONCURRENCY_MAX} are possible");
+            }
+        }
+        if self.worker.lost_after < Span(300) {
+            bail!("worker.lost_after = \"{}\" is too short to tell a lost worker from a busy one; 300ms is the least", self.worker.lost_after);
+        }
+        if self.scheduler.lease_ttl < Span(300) {
+            bail!("scheduler.lease_ttl = \"{}\" is too short to be renewed in time; 300ms is the least", self.scheduler.lease_ttl);
+        }
+        if !matches!(self.log.format.as_str(), "text" | "json") {
+            bail!("log.format = \"{}\"; text and json are possible", self.log.format);
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> Result<toml::Table> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("{} can't be read", path.display()))?;
+    // Checked as a whole first, because the table alone would lose the line numbers of what is wrong.
+    toml::from_str::<Config>(&text).map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
+    toml::from_str(&text).with_context(|| path.display().to_string())
+}
+
+fn value_of(key: &str, text: &str) -> Result<toml::Value> {
+    Ok(match key {
+        "ledger.migrate" => toml::Value::Boolean(text.parse().with_context(|| format!("'{text}' is not true or false"))?),
+        "worker.allow_exec" => toml::Value::Array(text.split(',').map(|t| toml::Value::String(t.trim().to_owned())).collect()),
+        "worker.tiers" => {
+            let mut tiers = toml::Table::new();
+            for part in text.split(',') {
+                let (name, n) = part.split_once('=').with_context(|| format!("'{part}' is not written like core=8"))?;
+                let n: i64 = n.trim().parse().with_context(|| format!("'{n}' is not a number"))?;
+                tiers.insert(name.trim().to_owned(), toml::Value::Integer(n));
+            }
+            toml::Value::Table(tiers)
+        }
+        _ => toml::Value::String(text.to_owned()),
+    })
+}
+
+fn set(table: &mut toml::Table, key: &str, value: toml::Value) {
+    if let Some((section, name)) = key.split_once('.') {
+        let entry = table.entry(section).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        if let toml::Value::Table(section) = entry {
+            section.insert(name.to_owned(), value);
+        }
+    }
+}
+
+/// A URL as people may see it: without its password.
+#[must_use]
+pub fn masked(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    match rest.rsplit_once('@') {
+        Some((credentials, place)) => {
+            let user = credentials.split(':').next().unwrap_or("");
+            format!("{scheme}://{user}:…@{place}")
+        }
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_win_over_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("shardcron.toml");
+        std::fs::write(&path, "[worker]\nlost_after = \"9s\"\ntiers = { core = 2 }\n[redis]\nurl = \"redis://x\"\n").unwrap();
+        let vars = |name: &str| match name {
+            "SHARDCRON_WORKER_TIERS" => Some("core=3, bulk=1".to_owned()),
+            "SHARDCRON_WORKER_ALLOW_EXEC" => Some("python3,sh".to_owned()),
+            "SHARDCRON_LEDGER_MIGRATE" => Some("false".to_owned()),
+            _ => None,
+        };
+        let config = Config::load(Some(&path), vars).unwrap();
+        assert_eq!(config.worker.tiers, BTreeMap::from([("core".to_owned(), 3), ("bulk".to_owned(), 1)]));
+        assert_eq!(config.worker.lost_after, Span::secs(9));
+        assert_eq!(config.worker.allow_exec, ["python3", "sh"]);
+        assert!(!config.ledger.migrate);
+        assert_eq!(config.redis.url.as_deref(), Some("redis://x"));
+    }
+
+    #[test]
+    fn wrong_keys_and_values_say_where() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("shardcron.toml");
+        for (text, words) in [
+            ("[worker]\nlost_aftr = \"9s\"\n", "lost_aftr"),
+            ("[worker]\nlost_after = 9\n", "duration in quotes"),
+            ("[worker]\nlost_after = \"1ms\"\n", "300ms is the least"),
+            ("[worker.tiers]\ncore = 0\n", "worker.tiers.core"),
+            ("[log]\nformat = \"xml\"\n", "text and json"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = format!("{:#}", Config::load(Some(&path), |_| None).unwrap_err());
+            assert!(error.contains(words), "{text}: {error}");
+        }
+        assert!(Config::load(Some(Path::new("missing.toml")), |_| None).is_err());
+    }
+
+    #[test]
+    fn z_05_passwords_are_masked() {
+        assert_eq!(masked("mysql://root:s3cr:et@h:3306/db"), "mysql://root:…@h:3306/db");
+        assert_eq!(masked("redis://:pw@h"), "redis://:…@h");
+        assert_eq!(masked("sqlite://x.db"), "sqlite://x.db");
+        let shown = format!("{:?}", HttpConfig { listen: None, token: Some("t0ken".into()) });
+        assert!(!shown.contains("t0ken"));
+    }
+}

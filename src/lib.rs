@@ -1,0 +1,11 @@
+//! The program: command line, configuration, wiring. The only place that names concrete adapters; no scheduling logic.
+
+pub mod cli;
+mod commands;
+pub mod config;
+mod demo;
+mod output;
+mod serve;
+mod wiring;
+
+pub use cli::run_with;

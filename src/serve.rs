@@ -1,0 +1,281 @@
+//! The processes that stay: scheduler, worker, or both.
+//!
+//! Two runtimes: a multi-thread one for all I/O and for handlers, and the actix system on the main thread for the actors.
+//! Shutdown: the first SIGTERM or SIGINT drains, the second ends at once.
+
+use crate::config::Config;
+use crate::wiring::{self, Wired};
+use anyhow::{Context, Result};
+use shardcron_actors::guardian::OnFatal;
+use shardcron_actors::worker::Resolve;
+use shardcron_actors::{LeaderState, Scheduler, SchedulerOptions, TierOptions, Worker, WorkerOptions};
+use shardcron_broker::BrokerState;
+use shardcron_handlers::{HandlerOptions, Handlers};
+use shardcron_sdk::Registry;
+use shardcron_web::{Dependency, PortsState, ProcessHealth, WebHandle, WebOptions};
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+/// What a process is.
+#[derive(Clone, Copy, Debug)]
+pub struct Roles {
+    /// It fires, hands out and supervises, if it leads.
+    pub scheduler: bool,
+    /// It runs shards.
+    pub worker: bool,
+}
+
+/// The exit code for a process that gave itself up: its supervisor is to start it again (`EX_SOFTWARE`).
+const GAVE_UP: i32 = 70;
+
+/// Logs for a command that a person waits for: warnings only, plain, to standard error.
+pub fn log_plainly() {
+    let filter = EnvFilter::try_from_env("SHARDCRON_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().with_target(false).try_init();
+}
+
+fn log(config: &Config) -> Result<()> {
+    let filter = EnvFilter::try_new(&config.log.filter).with_context(|| format!("log.filter = \"{}\"", config.log.filter))?;
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    match config.log.format.as_str() {
+        "json" => lines.json().flatten_event(true).init(),
+        _ => lines.with_ansi(ansi).with_target(false).init(),
+    }
+    Ok(())
+}
+
+/// Runs until a signal ends it.
+pub fn serve(config: Config, roles: Roles, registry: Registry) -> Result<ExitCode> {
+    log(&config)?;
+    let threads = std::thread::available_parallelism().map_or(2, |n| n.get()).clamp(2, 8);
+    let io = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .thread_name("shardcron-io")
+        .enable_all()
+        .build()
+        .context("the I/O runtime")?;
+    // First of all, so that nothing that is counted is lost.
+    let metrics = shardcron_web::install_metrics(io.handle())?;
+    let system = actix::System::new();
+    let handle = io.handle().clone();
+    let result = system.block_on(run(config, roles, registry, handle, metrics));
+    io.shutdown_timeout(Duration::from_secs(2));
+    result.map(|()| ExitCode::SUCCESS)
+}
+
+async fn run(
+    config: Config,
+    roles: Roles,
+    registry: Registry,
+    io: tokio::runtime::Handle,
+    metrics: metrics_exporter_prometheus::PrometheusHandle,
+) -> Result<()> {
+    let shutdown = CancellationToken::new();
+    io.spawn(watch_signals(shutdown.clone()));
+    let name = process_name(&config, roles);
+    let prepare = {
+        let config = config.clone();
+        io.spawn(async move {
+            let wired = wiring::connect(&config, &name).await?;
+            if config.ledger.migrate {
+                migrate(&wired).await?;
+            }
+            Ok::<_, anyhow::Error>(wired)
+        })
+    };
+    let wired = tokio::select! {
+        prepared = prepare => prepared.context("the start was interrupted")??,
+        () = shutdown.cancelled() => return Ok(()),
+    };
+    let on_fatal = Arc::new(give_up());
+    let (health_tx, health_rx) = watch::channel(ProcessHealth::default());
+    let web = start_web(&config, &wired, &io, metrics, health_rx).await?;
+    let scheduler =
+        roles.scheduler.then(|| Scheduler::start(wired.ports.clone(), scheduler_options(&config), on_fatal.clone()));
+    let status = scheduler.as_ref().map(Scheduler::status);
+    io.spawn(report_health(wired.ports.broker.state(), status, roles, health_tx));
+    if roles.worker {
+        let live = live(&config, &wired, registry, on_fatal, &shutdown);
+        live.await?;
+    } else {
+        shutdown.cancelled().await;
+    }
+    if let Some(scheduler) = scheduler {
+        scheduler.shut_down().await;
+    }
+    let broker = wired.ports.broker.clone();
+    let _ = io.spawn(async move { broker.close().await }).await;
+    if let Some(web) = web {
+        let _ = io.spawn(web.shutdown()).await;
+    }
+    tracing::info!("ended");
+    Ok(())
+}
+
+/// Keeps a worker alive through its incarnations until the shutdown, then drains it.
+async fn live(config: &Config, wired: &Wired, registry: Registry, on_fatal: Arc<OnFatal>, shutdown: &CancellationToken) -> Result<()> {
+    let options = worker_options(config, wired, registry);
+    loop {
+        let start = Worker::start(wired.ports.clone(), options.clone(), on_fatal.clone());
+        let mut worker = tokio::select! {
+            started = start => started.context("the worker can't consume")?,
+            () = shutdown.cancelled() => return Ok(()),
+        };
+        let status = worker.status();
+        tracing::info!(worker = %options.name, worker_incarnation = %status.incarnation, tiers = ?config.worker.tiers, "worker runs");
+        tokio::select! {
+            end = worker.ended() => {
+                tracing::warn!(?end, "this incarnation has ended; beginning another");
+                worker.discard().await;
+            }
+            () = shutdown.cancelled() => {
+                tracing::info!(running = status.running(), limit = %config.worker.drain, "draining");
+                worker.drain(config.worker.drain.as_std()).await;
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Several processes may start at once; one migrates, the others wait. A ledger that goes away meanwhile is waited for.
+async fn migrate(wired: &Wired) -> Result<()> {
+    loop {
+        match wired.ports.ledger.migrate().await {
+            Ok(()) => return Ok(()),
+            Err(e) if e.is_transient() => {
+                tracing::warn!(error = %e, "the ledger's tables could not be looked at yet");
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Err(e) => return Err(e).context("bringing the ledger's tables up to date"),
+        }
+    }
+}
+
+fn give_up() -> OnFatal {
+    Box::new(|why| {
+        tracing::error!(reason = %why, "giving this process up; its supervisor is to start it again");
+        std::process::exit(GAVE_UP);
+    })
+}
+
+async fn watch_signals(shutdown: CancellationToken) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+        tracing::error!("signals can't be received; end this process with SIGKILL");
+        return;
+    };
+    for ending in ["shutting down; a second signal ends at once", "ending at once"] {
+        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        tracing::info!("{ending}");
+        if shutdown.is_cancelled() {
+            std::process::exit(1);
+        }
+        shutdown.cancel();
+    }
+}
+
+fn host() -> String {
+    nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_else(|| "unknown-host".into())
+}
+
+fn process_name(config: &Config, roles: Roles) -> String {
+    let configured = if roles.worker { &config.worker.name } else { &config.scheduler.name };
+    configured.clone().unwrap_or_else(|| format!("{}-{}", host(), std::process::id()))
+}
+
+fn scheduler_options(config: &Config) -> SchedulerOptions {
+    let name = config.scheduler.name.clone().unwrap_or_else(|| format!("{}-{}", host(), std::process::id()));
+    SchedulerOptions {
+        lease_ttl: config.scheduler.lease_ttl.as_std(),
+        lost_after: config.worker.lost_after.as_std(),
+        sweep_every: config.scheduler.sweep_every.as_std(),
+        republish_after: config.scheduler.republish_after.as_std(),
+        tiers: config.worker.tiers.keys().cloned().collect(),
+        ..SchedulerOptions::named(name)
+    }
+}
+
+fn worker_options(config: &Config, wired: &Wired, registry: Registry) -> WorkerOptions {
+    let mut options = HandlerOptions::new(wired.ports.ledger.clone(), registry).allow_exec(config.worker.allow_exec.clone());
+    if let Some(dir) = &config.worker.work_dir {
+        options = options.work_dir(dir.clone());
+    }
+    let handlers = Handlers::new(options);
+    let resolve: Resolve = Arc::new(move |spec| handlers.resolve(spec));
+    WorkerOptions {
+        name: config.worker.name.clone().unwrap_or_else(|| format!("{}-{}", host(), std::process::id())),
+        host: host(),
+        tiers: config.worker.tiers.iter().map(|(name, n)| TierOptions { name: name.clone(), concurrency: *n }).collect(),
+        lost_after: config.worker.lost_after.as_std(),
+        ack_horizon: config.worker.ack_horizon.as_std(),
+        resolve,
+    }
+}
+
+async fn start_web(
+    config: &Config,
+    wired: &Wired,
+    io: &tokio::runtime::Handle,
+    metrics: metrics_exporter_prometheus::PrometheusHandle,
+    own: watch::Receiver<ProcessHealth>,
+) -> Result<Option<WebHandle>> {
+    let (listen, asked_for) = match config.http.listen.as_deref() {
+        Some("off") => return Ok(None),
+        Some(text) => (text.parse::<SocketAddr>().with_context(|| format!("http.listen = \"{text}\" is not written like 127.0.0.1:8081"))?, true),
+        None => (SocketAddr::from(([127, 0, 0, 1], 8081)), false),
+    };
+    let state = Arc::new(PortsState::new(wired.ports.ledger.clone(), wired.ports.presence.clone(), own));
+    let mut options = WebOptions::new(listen);
+    options.token = config.http.token.clone();
+    options.lost_after = config.worker.lost_after.as_std();
+    options.metrics = Some(metrics);
+    let first = io.spawn(shardcron_web::serve(options.clone(), state.clone())).await.context("the web server")?;
+    match first {
+        Ok(web) => Ok(Some(web)),
+        Err(e) if asked_for => Err(e.into()),
+        Err(e) => {
+            // Several processes on one machine is the normal case of a try-out: the default port is the first one's.
+            tracing::info!(reason = %e, "taking another port for health and metrics");
+            options.listen.set_port(0);
+            Ok(Some(io.spawn(shardcron_web::serve(options, state)).await.context("the web server")??))
+        }
+    }
+}
+
+/// Keeps what only the process knows of itself up to date for `/healthz`.
+async fn report_health(
+    mut broker: watch::Receiver<BrokerState>,
+    mut scheduler: Option<shardcron_actors::SchedulerStatus>,
+    roles: Roles,
+    health: watch::Sender<ProcessHealth>,
+) {
+    loop {
+        let state = scheduler.as_ref().map(shardcron_actors::SchedulerStatus::leader_state);
+        let dependency = match &*broker.borrow_and_update() {
+            BrokerState::Up => Dependency::up("broker", None),
+            BrokerState::Blocked(why) => Dependency::down("broker", format!("it takes no messages: {why}")).optional(),
+            BrokerState::Away(why) => Dependency::down("broker", why.clone()),
+        };
+        let names = [(roles.scheduler, "scheduler"), (roles.worker, "worker")];
+        health.send_replace(ProcessHealth {
+            roles: names.iter().filter(|(is, _)| *is).map(|(_, name)| (*name).to_owned()).collect(),
+            leading: matches!(state, Some(LeaderState::Leading(_))),
+            lease_held: state.as_ref().map(|s| match s {
+                LeaderState::Leading(_) => true,
+                LeaderState::Standby(why) => why.contains("holds the lease"),
+            }),
+            dependencies: vec![dependency],
+            problems: Vec::new(),
+        });
+        tokio::select! {
+            changed = broker.changed() => if changed.is_err() { return },
+            () = async { match &mut scheduler { Some(s) => s.changed().await, None => std::future::pending().await } } => {}
+        }
+    }
+}
