@@ -183,7 +183,12 @@ impl Publisher {
             // First, so that nothing is handed to lapin that would lie there until the server is well again.
             reason = self.link.blocked() => batch.give_up(&blocked(&reason).to_string()),
             () = self.run(lane, messages, &mut batch) => {}
-            () = deadline => batch.give_up(&format!("no confirm within {} s", BATCH_TIMEOUT.as_secs())),
+            () = deadline => batch.stall(&format!("no confirm within {} s", BATCH_TIMEOUT.as_secs())),
+        }
+        if batch.stalled {
+            // Finds out whether the connection is stuck (see `conn.rs`), before the next batch runs into it.
+            let mut slot = lane.lock().await;
+            let _ = self.channel(&mut slot, true).await;
         }
         batch.finish()
     }
@@ -231,7 +236,7 @@ impl Publisher {
             return Ok(channel.clone());
         }
         let connection = self.link.now()?;
-        let channel = bounded(connection.create_channel()).await?;
+        let channel = connection.channel().await?;
         if confirms {
             bounded(channel.confirm_select(ConfirmSelectOptions::default())).await?;
         }
@@ -263,6 +268,7 @@ struct Batch {
     swapped: bool,
     /// Looks in a row at which nothing was answered.
     hold_ups: u32,
+    stalled: bool,
 }
 
 impl Batch {
@@ -276,6 +282,7 @@ impl Batch {
             returned: HashSet::new(),
             swapped: false,
             hold_ups: 0,
+            stalled: false,
         }
     }
 
@@ -290,7 +297,7 @@ impl Batch {
             if self.returned.is_empty() && self.hold_ups < HOLD_UPS {
                 return true;
             }
-            self.give_up("no confirm; was the queue deleted while it was published to?");
+            self.stall("no confirm; was the queue deleted while it was published to?");
             return false;
         };
         self.hold_ups = 0;
@@ -340,6 +347,12 @@ impl Batch {
     fn set(&mut self, index: usize, outcome: Published) {
         self.outcomes[index] = outcome;
         self.open[index] = false;
+    }
+
+    /// Ends a batch that the server does not answer.
+    fn stall(&mut self, why: &str) {
+        self.stalled = true;
+        self.give_up(why);
     }
 
     /// Ends the batch early.
