@@ -95,7 +95,9 @@ pub async fn send(wired: &Wired, request: &TriggerRequest, patience: Duration) -
     loop {
         match wired.ports.broker.send_trigger(request).await {
             Ok(()) => return Ok(()),
-            Err(BrokerError::Unavailable(_)) if Instant::now() < until => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(BrokerError::Unavailable(_)) if Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(20)).await
+            }
             Err(e) => return Err(e.into()),
         }
     }

@@ -15,6 +15,7 @@ use shardcron_domain::{AttemptRef, Epoch, ExecutionId};
 use shardcron_store::{ActiveExecution, StoreError};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
+use tracing::Instrument;
 
 /// How long a tier with nothing to hand out rests before its queue is looked at again.
 const IDLE: Duration = Duration::from_millis(200);
@@ -143,7 +144,8 @@ impl DispatcherActor {
             tiers: self.options.tiers.clone(),
         };
         let me = ctx.address();
-        self.ports.run(round.run(), move |done| tell(me, RoundDone { epoch, done }));
+        let span = tracing::info_span!("dispatch", tier = name, epoch = epoch.0);
+        self.ports.run(round.run().instrument(span), move |done| tell(me, RoundDone { epoch, done }));
     }
 
     fn later(&self, name: &str, wait: Duration, ctx: &mut Context<Self>) {
@@ -416,7 +418,9 @@ impl Handler<TermChanged> for DispatcherActor {
             self.ports.io.spawn(async move {
                 match ports.broker.declare(&tiers).await {
                     Ok(()) => {}
-                    Err(BrokerError::Unavailable(why)) => tracing::debug!(reason = %why, "queues are declared with the first dispatch"),
+                    Err(BrokerError::Unavailable(why)) => {
+                        tracing::debug!(reason = %why, "queues are declared with the first dispatch")
+                    }
                     Err(e @ BrokerError::Refused(_)) => tracing::error!(error = %e, "queues could not be declared"),
                 }
             });
