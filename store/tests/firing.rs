@@ -57,7 +57,9 @@ async fn two_intents_of_one_job_in_one_batch(world: World) {
     let ((id, a), (_, b), (_, c)) = (skip_intent(job, "a"), skip_intent(job, "b"), skip_intent(job, "a"));
     let outcomes = ledger.fire(epoch, &[a, b, c], T0).await.unwrap();
     assert_eq!(outcomes[0], FireOutcome::Fired(id));
-    assert!(matches!(&outcomes[1], FireOutcome::Skipped { kind: DecisionKind::SkippedOverlap, blocking: Some(b), .. } if *b == id));
+    assert!(
+        matches!(&outcomes[1], FireOutcome::Skipped { kind: DecisionKind::SkippedOverlap, blocking: Some(b), .. } if *b == id)
+    );
     assert_eq!(outcomes[2], FireOutcome::Duplicate(Some(id)));
 }
 
@@ -71,7 +73,10 @@ async fn o_05_overlap_skip_names_the_execution_in_the_way(world: World) {
         let (_, mut other) = skip_intent(job, key);
         other.scheduled = false;
         let outcome = fire_one(ledger, epoch, other).await;
-        assert!(matches!(&outcome, FireOutcome::Skipped { blocking: Some(b), reason, .. } if *b == id && reason.contains(&id.to_string())), "{outcome:?}");
+        assert!(
+            matches!(&outcome, FireOutcome::Skipped { blocking: Some(b), reason, .. } if *b == id && reason.contains(&id.to_string())),
+            "{outcome:?}"
+        );
     }
     let me = worker();
     ledger.claim(me, &[attempt(id, 0, 1)], T0).await.unwrap();
@@ -135,7 +140,10 @@ async fn a_01_applying_the_same_jobs_changes_nothing(world: World) {
     assert_eq!((applied[0].outcome, applied[1].outcome), (ApplyOutcome::Unchanged, ApplyOutcome::Updated));
     assert_eq!(applied[1].version, 2);
     let jobs = ledger.jobs().await.unwrap();
-    assert_eq!(jobs.iter().map(|j| (j.version, j.next_fire_ms)).collect::<Vec<_>>(), [(1, Some(T0)), (2, Some(T0 + 99))]);
+    assert_eq!(
+        jobs.iter().map(|j| (j.version, j.next_fire_ms)).collect::<Vec<_>>(),
+        [(1, Some(T0)), (2, Some(T0 + 99))]
+    );
     assert_ne!(ledger.jobs_revision().await.unwrap(), revision);
     let twice = [(spec("a"), None), (spec("a"), None)];
     assert!(matches!(ledger.apply_jobs(&twice, "ci", T0).await, Err(StoreError::Invalid(_))));
@@ -192,7 +200,9 @@ async fn i_07_keys_are_compared_and_parameters_are_not(world: World) {
     let ledger = &world.ledger;
     let job = apply(ledger, "job").await;
     let epoch = ledger.begin_epoch("a", T0).await.unwrap();
-    for (key, value) in [("1", serde_json::json!(11497)), ("2", serde_json::json!("11497")), ("3", serde_json::json!(11497))] {
+    for (key, value) in
+        [("1", serde_json::json!(11497)), ("2", serde_json::json!("11497")), ("3", serde_json::json!(11497))]
+    {
         let mut new = new_execution(1, OverlapPolicy::Allow);
         new.params.insert("id".into(), value.clone());
         let id = new.id;
@@ -220,7 +230,10 @@ async fn decisions_without_an_execution_are_recorded_once(world: World) {
     assert_eq!(outcomes[2], FireOutcome::Duplicate(None));
     assert!(ledger.fire(epoch, &batch, T0 + 9).await.unwrap().iter().all(|o| *o == FireOutcome::Duplicate(None)));
     let decisions = ledger.decisions(job, T0, T0 + 1, 9).await.unwrap();
-    assert_eq!(decisions.iter().map(|d| d.kind).collect::<Vec<_>>(), [DecisionKind::Coalesced, DecisionKind::SkippedMisfire]);
+    assert_eq!(
+        decisions.iter().map(|d| d.kind).collect::<Vec<_>>(),
+        [DecisionKind::Coalesced, DecisionKind::SkippedMisfire]
+    );
     assert_eq!((decisions[0].reason.as_deref(), decisions[0].decided_ms), (Some("it's late"), T0 + 9));
     assert_eq!(ledger.decisions(job, T0 + 1, T0 + 9, 9).await.unwrap().len(), 1);
 }
@@ -235,7 +248,10 @@ async fn a_midnight_of_many_jobs(world: World) {
     for chunk in jobs.chunks(shardcron_domain::limits::FIRINGS_PER_WRITE) {
         let intents: Vec<_> = chunk
             .iter()
-            .map(|job| FireIntent { next_fire_ms: Some(Some(T0 + 86_400_000)), ..intent(job.id, "midnight", new_execution(4, OverlapPolicy::Skip)) })
+            .map(|job| FireIntent {
+                next_fire_ms: Some(Some(T0 + 86_400_000)),
+                ..intent(job.id, "midnight", new_execution(4, OverlapPolicy::Skip))
+            })
             .collect();
         let outcomes = ledger.fire(epoch, &intents, T0).await.unwrap();
         assert!(outcomes.iter().all(|o| matches!(o, FireOutcome::Fired(_))));

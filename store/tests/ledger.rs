@@ -212,7 +212,10 @@ async fn b_09_any_bytes_survive(world: World) {
         end(at(1), summary("{\"text\":\"🦀 'quoted' \\\\\"}".into())),
         end(at(2), summary("x".repeat(5 * 1024 * 1024))),
     ];
-    assert!(ledger.record(me, &ends, T0).await.unwrap().iter().all(|r| r.is_ok()), "b_02: a large result is no failure");
+    assert!(
+        ledger.record(me, &ends, T0).await.unwrap().iter().all(|r| r.is_ok()),
+        "b_02: a large result is no failure"
+    );
     let attempts = ledger.attempts(id, 10).await.unwrap();
     let message = attempts[0].message.as_deref().unwrap();
     assert!(message.starts_with("a\u{FFFD}b \u{1b}[31m '\"\\; -- 🦀 é") && message.ends_with("(cut)"), "{message}");

@@ -43,10 +43,8 @@ async fn lease_cases(lease: &dyn LeaseStore) {
     lease.release("a").await.unwrap();
     assert_eq!(lease.acquire("b", Duration::from_millis(80)).await.unwrap(), Mine);
     // E-03: it ends by itself.
-    until("the end of b's lease", Duration::from_secs(5), || async {
-        lease.acquire("c", TTL).await.unwrap() == Mine
-    })
-    .await;
+    until("the end of b's lease", Duration::from_secs(5), || async { lease.acquire("c", TTL).await.unwrap() == Mine })
+        .await;
     assert_eq!(lease.renew("b", TTL).await.unwrap(), HeldBy("c".into()));
     lease.release("c").await.unwrap();
 }
@@ -72,10 +70,14 @@ async fn e_03_e_07_lease_in_redis() {
 async fn race(leases: Vec<Box<dyn LeaseStore>>) {
     for round in 0..10 {
         let answers = futures_util::future::join_all(
-            leases.iter().enumerate().map(|(n, lease)| async move { lease.acquire(&format!("r{round}-{n}"), TTL).await.unwrap() }),
+            leases
+                .iter()
+                .enumerate()
+                .map(|(n, lease)| async move { lease.acquire(&format!("r{round}-{n}"), TTL).await.unwrap() }),
         )
         .await;
-        let winners: Vec<_> = answers.iter().enumerate().filter(|(_, a)| **a == LeaseAnswer::Mine).map(|(n, _)| n).collect();
+        let winners: Vec<_> =
+            answers.iter().enumerate().filter(|(_, a)| **a == LeaseAnswer::Mine).map(|(n, _)| n).collect();
         assert_eq!(winners.len(), 1, "round {round}: {answers:?}");
         leases[0].release(&format!("r{round}-{}", winners[0])).await.unwrap();
     }
@@ -128,7 +130,10 @@ async fn presence_cases(presence: &dyn Presence) {
     seen.sort_by_key(|s| s.beat.incarnation);
     assert_eq!(seen.iter().map(|s| s.beat.clone()).collect::<Vec<_>>(), [beat(a, 3), beat(b, 2)]);
     assert!(seen.iter().all(|s| (0..10_000).contains(&s.age_ms)), "{seen:?}");
-    until("ageing", Duration::from_secs(5), || async { presence.workers().await.unwrap().iter().all(|s| s.age_ms >= 20) }).await;
+    until("ageing", Duration::from_secs(5), || async {
+        presence.workers().await.unwrap().iter().all(|s| s.age_ms >= 20)
+    })
+    .await;
     presence.leave(a).await.unwrap();
     presence.leave(a).await.unwrap();
     assert_eq!(presence.workers().await.unwrap()[0].beat.incarnation, b);
@@ -152,13 +157,19 @@ async fn idempotency_in_redis() {
     let hints = keys.begin(&all).await.unwrap();
     assert!(hints[..100].iter().all(|h| *h == IdempotencyHint::Done));
     assert!(hints[100..].iter().all(|h| *h == IdempotencyHint::Claimed));
-    assert_eq!(keys.begin(&[attempt(id, 0, 2), attempt(id, 0, 2)]).await.unwrap(), [IdempotencyHint::Fresh, IdempotencyHint::Claimed]);
+    assert_eq!(
+        keys.begin(&[attempt(id, 0, 2), attempt(id, 0, 2)]).await.unwrap(),
+        [IdempotencyHint::Fresh, IdempotencyHint::Claimed]
+    );
     assert!(keys.begin(&[]).await.unwrap().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn e_06_an_evicting_redis_is_named() {
-    let server = tokio::task::spawn_blocking(|| testkit::Redis::start_with(&["--maxmemory-policy", "allkeys-lru"])).await.unwrap().unwrap();
+    let server = tokio::task::spawn_blocking(|| testkit::Redis::start_with(&["--maxmemory-policy", "allkeys-lru"]))
+        .await
+        .unwrap()
+        .unwrap();
     let stores = RedisStores::connect(&server.url(), "x").await.unwrap();
     let faults = stores.check_server().await.unwrap();
     assert!(faults.len() == 1 && faults[0].contains("allkeys-lru") && faults[0].contains("noeviction"), "{faults:?}");
@@ -198,6 +209,7 @@ async fn no_password_in_any_error() {
 }
 
 async fn connect(url: &str) -> StoreError {
-    let options = shardcron_store::sql::SqlOptions { acquire_timeout: Duration::from_millis(300), ..Default::default() };
+    let options =
+        shardcron_store::sql::SqlOptions { acquire_timeout: Duration::from_millis(300), ..Default::default() };
     shardcron_store::sql::SqlLedger::connect(url, options).await.map(drop).unwrap_err()
 }

@@ -125,7 +125,9 @@ async fn the_adapter_does_what_the_domain_says(world: World) {
                     Ok(effect)
                 }
                 // The one difference that the port asks for: the answer to an earlier claim may have been lost.
-                Err(Rejection::AlreadyRunning(owner)) if matches!(event, Event::Claim { owner: o, .. } if o == owner) => Ok(None),
+                Err(Rejection::AlreadyRunning(owner)) if matches!(event, Event::Claim { owner: o, .. } if o == owner) => {
+                    Ok(None)
+                }
                 Err(rejection) => Err(rejection),
             };
             assert_eq!(subject.put(index, &event, now).await, expected.map(drop), "{told}");
@@ -201,7 +203,10 @@ async fn batches_do_what_single_events_do(world: World) {
         }
     }
     for (row, shard) in world.ledger.shards(id, 0, 64).await.unwrap().iter().zip(&shards) {
-        assert_eq!((row.phase, row.attempt, row.failures, row.owner), (shard.phase, shard.attempt, shard.failures, shard.owner));
+        assert_eq!(
+            (row.phase, row.attempt, row.failures, row.owner),
+            (shard.phase, shard.attempt, shard.failures, shard.owner)
+        );
     }
     let (tally, _) = world.ledger.tally(id).await.unwrap();
     assert_eq!((tally.terminal, tally.recorded_twice), (tally.counted, 0));

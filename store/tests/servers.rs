@@ -191,7 +191,8 @@ async fn periodic_queries_use_indexes() {
     ];
     for (sql, table) in cases {
         let plan = ledger.query(&format!("EXPLAIN {sql}"), &[]).await.unwrap();
-        let row = plan.iter().find(|row| row[2] == SqlArg::Text(table.into())).unwrap_or_else(|| panic!("{sql}: {plan:?}"));
+        let row =
+            plan.iter().find(|row| row[2] == SqlArg::Text(table.into())).unwrap_or_else(|| panic!("{sql}: {plan:?}"));
         // MySQL has a column "partitions" before "type" where MariaDB has none.
         let text = format!("{row:?}");
         assert!(!text.contains("\"ALL\""), "{sql}\n{plan:?}");

@@ -21,7 +21,10 @@ conformance!(
 
 async fn with_table(ledger: &SqlLedger) -> (shardcron_domain::Incarnation, AttemptRef, ExecutionId) {
     let (_, _, id) = fired(ledger, 1).await;
-    ledger.execute_script("CREATE TABLE effects (id BIGINT PRIMARY KEY, note VARCHAR(100), amount DOUBLE)").await.unwrap();
+    ledger
+        .execute_script("CREATE TABLE effects (id BIGINT PRIMARY KEY, note VARCHAR(100), amount DOUBLE)")
+        .await
+        .unwrap();
     let me = worker();
     let at = attempt(id, 0, 1);
     ledger.claim(me, &[at], T0).await.unwrap();
@@ -50,7 +53,8 @@ async fn steps_move_the_checkpoint_and_finish(world: World) {
     assert_eq!(ledger.run_sql(me, &first, T0).await.unwrap(), Ok(SqlDone { rows: 2, recorded: None }));
     assert_eq!(ledger.run_sql(me, &first, T0).await.unwrap(), Err(Rejection::CheckpointGap));
     assert_eq!(effects(ledger).await, 2);
-    let last = SqlStep { advance: Some((Some(n(10)), n(20))), finish: Some(success(at)), ..step(at, vec![look, insert(3)]) };
+    let last =
+        SqlStep { advance: Some((Some(n(10)), n(20))), finish: Some(success(at)), ..step(at, vec![look, insert(3)]) };
     let done = ledger.run_sql(me, &last, T0).await.unwrap().unwrap();
     let recorded = done.recorded.unwrap();
     assert_eq!((done.rows, recorded.phase), (1, Phase::Success));
@@ -66,7 +70,8 @@ async fn a_failing_statement_leaves_nothing(world: World) {
     let twice = SqlStep { advance: Some((None, Checkpoint::Number(1))), ..step(at, vec![insert(1), insert(1)]) };
     let error = ledger.run_sql(me, &twice, T0).await.unwrap_err();
     assert!(matches!(error, StoreError::Statement { transient: false, .. }), "{error:?}");
-    let unknown = step(at, vec![insert(1), BoundSql { text: "INSERT INTO no_such_table VALUES (1)".into(), args: vec![] }]);
+    let unknown =
+        step(at, vec![insert(1), BoundSql { text: "INSERT INTO no_such_table VALUES (1)".into(), args: vec![] }]);
     let error = ledger.run_sql(me, &unknown, T0).await.unwrap_err();
     assert!(matches!(&error, StoreError::Statement { detail, .. } if detail.contains("no_such_table")), "{error:?}");
     assert_eq!(effects(ledger).await, 0);
@@ -99,9 +104,18 @@ async fn statements_that_end_the_transaction_are_refused(world: World) {
 
 async fn helpers_for_examples(world: World) {
     let ledger = &world.ledger;
-    ledger.execute_script("CREATE TABLE a (n BIGINT, t VARCHAR(20), f DOUBLE); CREATE TABLE b (n BIGINT)").await.unwrap();
+    ledger
+        .execute_script("CREATE TABLE a (n BIGINT, t VARCHAR(20), f DOUBLE); CREATE TABLE b (n BIGINT)")
+        .await
+        .unwrap();
     let rows: Vec<_> = (0..5_000)
-        .map(|n| vec![SqlArg::Int(n), if n == 7 { SqlArg::Null } else { SqlArg::Text(format!("'{n}🦀\\")) }, SqlArg::Float(n as f64 / 4.0)])
+        .map(|n| {
+            vec![
+                SqlArg::Int(n),
+                if n == 7 { SqlArg::Null } else { SqlArg::Text(format!("'{n}🦀\\")) },
+                SqlArg::Float(n as f64 / 4.0),
+            ]
+        })
         .collect();
     assert_eq!(ledger.insert_rows("a", &["n", "t", "f"], rows.clone()).await.unwrap(), 5_000);
     let read = ledger.query("SELECT n, t, f FROM a WHERE n < ? ORDER BY n", &[SqlArg::Int(5_000)]).await.unwrap();

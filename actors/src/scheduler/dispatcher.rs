@@ -414,8 +414,10 @@ impl Handler<TermChanged> for DispatcherActor {
         if self.term.is_some() {
             let (ports, tiers) = (self.ports.clone(), self.options.tiers.clone());
             self.ports.io.spawn(async move {
-                if let Err(e) = ports.broker.declare(&tiers).await {
-                    tracing::warn!(error = %e, "queues could not be declared; trying again with the first dispatch");
+                match ports.broker.declare(&tiers).await {
+                    Ok(()) => {}
+                    Err(BrokerError::Unavailable(why)) => tracing::debug!(reason = %why, "queues are declared with the first dispatch"),
+                    Err(e @ BrokerError::Refused(_)) => tracing::error!(error = %e, "queues could not be declared"),
                 }
             });
             self.survey(ctx);

@@ -1,15 +1,16 @@
 //! Carries the topology out, and turns the server's refusal into a sentence that says what to do.
 
+use super::conn::Conn;
 use super::error::{raw_bounded, sort};
 use crate::port::{BrokerError, Result};
 use crate::topology::{Argument, Queue, Topology};
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{Channel, Connection, ExchangeKind};
+use lapin::{Channel, ExchangeKind};
 
 /// Declares everything on a channel of its own, because a refusal closes the channel.
-pub(super) async fn declare(connection: &Connection, topology: &Topology) -> Result<()> {
-    let channel = super::error::bounded(connection.create_channel()).await?;
+pub(super) async fn declare(connection: &Conn, topology: &Topology) -> Result<()> {
+    let channel = connection.channel().await?;
     let declared = on_channel(&channel, topology).await;
     if channel.status().connected() {
         // Its answer is of no interest, but an open channel per declare would be.

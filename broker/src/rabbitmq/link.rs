@@ -1,5 +1,6 @@
 //! One connection, kept up for ever: connects in the background, notices its loss, connects again.
 
+use super::conn::{self, Conn, Socket};
 use super::error;
 use super::url::Address;
 use crate::backoff::Backoff;
@@ -8,7 +9,7 @@ use crate::metric_definitions as m;
 use crate::port::{BrokerError, BrokerState, Result};
 use futures_util::StreamExt;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
-use lapin::{Connection, ConnectionProperties, ErrorKind, Event};
+use lapin::{ConnectionProperties, ErrorKind, Event};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -20,8 +21,8 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// A connection that lived that long was a success; one that dies sooner makes the pauses grow.
 const STABLE_AFTER: Duration = Duration::from_secs(1);
-/// How long a handshake may take. Not shorter: lapin keeps a thread for each handshake that is given up, until its socket dies.
-const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a handshake may take.
+const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 /// How often the connection's own word is asked, besides its events.
 const WATCHDOG: Duration = Duration::from_millis(500);
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -55,7 +56,7 @@ pub(super) struct LinkOptions {
 #[derive(Clone)]
 enum LinkState {
     Down(String),
-    Up { connection: Arc<Connection>, blocked: Option<String> },
+    Up { connection: Arc<Conn>, blocked: Option<String> },
     Closed,
 }
 
@@ -74,7 +75,7 @@ impl Link {
     }
 
     /// The connection, if it is up.
-    pub(super) fn now(&self) -> Result<Arc<Connection>> {
+    pub(super) fn now(&self) -> Result<Arc<Conn>> {
         match &*self.state.borrow() {
             LinkState::Up { connection, .. } => Ok(connection.clone()),
             LinkState::Down(why) => Err(BrokerError::Unavailable(why.clone())),
@@ -83,7 +84,7 @@ impl Link {
     }
 
     /// Waits for the connection; `None` when it will never be there again.
-    pub(super) async fn up(&self) -> Option<Arc<Connection>> {
+    pub(super) async fn up(&self) -> Option<Arc<Conn>> {
         let mut state = self.state.clone();
         let state = state.wait_for(|s| !matches!(s, LinkState::Down(_))).await.ok()?;
         match &*state {
@@ -157,17 +158,20 @@ async fn keep_up(mut options: LinkOptions, state: watch::Sender<LinkState>) {
     options.health.set(options.part, BrokerState::Away("closed".into()));
 }
 
-async fn connect(options: &LinkOptions) -> std::result::Result<Connection, String> {
+async fn connect(options: &LinkOptions) -> std::result::Result<Conn, String> {
     let properties = ConnectionProperties::default()
         .with_connection_name(options.name.as_str().into())
         .with_client_property("product".into(), "shardcron".into())
         .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into());
     let address = &options.address;
-    let connecting = Connection::connect_uri(address.uri(), properties);
-    match tokio::time::timeout(HANDSHAKE_PATIENCE, connecting).await {
-        Ok(Ok(connection)) => Ok(connection),
+    let socket = Socket::default();
+    match tokio::time::timeout(HANDSHAKE_PATIENCE, conn::open(address.uri(), properties, socket.clone())).await {
+        Ok(Ok(connection)) => Ok(Conn::new(connection, socket)),
         Ok(Err(error)) => Err(explain(&error, address)),
-        Err(_) => Err(format!("no answer from {} within {} s", address.masked(), HANDSHAKE_PATIENCE.as_secs())),
+        Err(_) => {
+            socket.shut();
+            Err(format!("no answer from {} within {} s", address.masked(), HANDSHAKE_PATIENCE.as_secs()))
+        }
     }
 }
 
@@ -195,7 +199,7 @@ fn text(error: &lapin::Error) -> String {
 }
 
 /// Serves one connection until it is lost, and says why; `None` when the broker was closed.
-async fn stay(options: &mut LinkOptions, connection: Connection, state: &watch::Sender<LinkState>) -> Option<String> {
+async fn stay(options: &mut LinkOptions, connection: Conn, state: &watch::Sender<LinkState>) -> Option<String> {
     let mut events = connection.events_listener();
     let connection = Arc::new(connection);
     let report = |blocked: Option<String>| {
@@ -215,17 +219,18 @@ async fn stay(options: &mut LinkOptions, connection: Connection, state: &watch::
                 // Errors of channels come here, too; only the connection's own end matters.
                 Some(Event::Error(error)) => last_error = text(&error),
                 Some(_) => {}
-                None => return Some(last_error),
+                None => return Some(connection.end().unwrap_or(last_error)),
             },
             _ = watchdog.tick() => {}
             () = options.closing.wait() => {
                 let goodbye = connection.close(200, "shardcron closes".into());
                 let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+                connection.end();
                 return None;
             }
         }
         if !connection.status().connected() {
-            return Some(last_error);
+            return Some(connection.end().unwrap_or(last_error));
         }
     }
 }

@@ -5,6 +5,7 @@
 //! So nothing is ever published on the consuming connection.
 
 mod acks;
+mod conn;
 mod declare;
 mod error;
 mod link;

@@ -196,7 +196,7 @@ impl<R: Reader> Subscription<R> {
     async fn open(&mut self) -> Result<Option<Open>> {
         let Some(connection) = self.link.up().await else { return Ok(None) };
         declare::declare(&connection, &self.spec.topology).await?;
-        let channel = bounded(connection.create_channel()).await?;
+        let channel = connection.channel().await?;
         let prefetch = self.wishes.borrow().prefetch;
         let stream = self.begin(&channel, prefetch).await?;
         self.generation += 1;

@@ -81,6 +81,13 @@ async fn d_04_silence_is_noticed_by_the_heartbeat() {
     assert!(matches!(outcome[..], [Published::Failed(_)]), "{outcome:?}");
     assert!(started.elapsed() < Duration::from_secs(12), "{:?}", started.elapsed());
     away(&rabbit).await;
+    // The publishing connection is given up by its silent confirms, the consuming one by its heartbeat.
+    let relay = tokio::task::spawn_blocking(move || {
+        testkit::wait_for("both connections to be tried again", PATIENCE, || relay.accepted() >= 4);
+        relay
+    })
+    .await
+    .unwrap();
     assert!(started.elapsed() < Duration::from_secs(2 * 2 + 5 + 5), "{:?}", started.elapsed());
     let _relay = heal(relay).await;
     renewed(&mut consumer).await;

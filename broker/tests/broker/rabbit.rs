@@ -2,8 +2,9 @@
 
 use crate::support::*;
 use serde_json::json;
-use shardcron_broker::{Broker, BrokerError, Depth, Published};
+use shardcron_broker::{Broker, BrokerError, BrokerState, Depth, Published};
 use shardcron_domain::messages::TriggerReply;
+use std::time::{Duration, Instant};
 
 const SHARDS: &str = "shardcron.shards.core";
 
@@ -23,20 +24,30 @@ async fn d_01_a_missing_queue_is_noticed_and_made_again() {
 async fn d_01_a_queue_that_vanishes_in_the_middle_loses_nothing_unnoticed() {
     let rabbit = rabbit().await.declared().await;
     let messages = shards(30_000);
+    let started = Instant::now();
     let (outcomes, ()) = tokio::join!(rabbit.broker.publish(TIER, &messages), async {
         // Asked over AMQP, since the management API counts once in a second.
         while rabbit.broker.depth(TIER).await.unwrap().ready == 0 {}
         rabbit.manage(|m| m.delete_queue(SHARDS)).await.unwrap();
     });
     assert_eq!(outcomes.len(), messages.len());
-    assert!(
-        outcomes.contains(&Published::Confirmed) && outcomes.contains(&Published::Unroutable),
-        "it was in the middle"
-    );
-    // The order of returns and confirms differs; each message's answer must be its own. What was routed came before what was not.
-    let first_lost = outcomes.iter().position(|o| *o != Published::Confirmed).unwrap_or(outcomes.len());
-    let late = outcomes[first_lost..].iter().filter(|o| **o == Published::Confirmed).count();
-    assert_eq!(late, 0, "{late} messages after the first unroutable one are said to be confirmed");
+    let runs: Vec<_> = outcomes.chunk_by(|a, b| a == b).map(|run| (run.len(), &run[0])).collect();
+    // What was in flight is never confirmed by the server; that is said soon, and what comes behind it is not sent any more.
+    let lost = outcomes.iter().filter(|o| **o != Published::Confirmed).count();
+    assert!(lost > 0 && started.elapsed() < Duration::from_secs(8), "{:?} {runs:?}", started.elapsed());
+    // Nothing is said to be confirmed that came after the loss.
+    let first_lost = outcomes.iter().position(|o| *o != Published::Confirmed).unwrap();
+    assert!(first_lost > 0 && first_lost + lost == outcomes.len(), "{runs:?}");
+    // RabbitMQ 3.10 may have left the connection in "flow" for ever; then it has been replaced.
+    let mut state = rabbit.broker.state();
+    loop {
+        within("the broker to be up", state.wait_for(|s| *s == BrokerState::Up)).await.unwrap();
+        if rabbit.broker.declare(&[TIER.into()]).await.is_ok() {
+            break;
+        }
+    }
+    assert_eq!(rabbit.broker.publish(TIER, &messages[..100]).await, all_confirmed(100));
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,7 +55,7 @@ async fn a_deleted_queue_comes_back_with_its_consumer() {
     let rabbit = rabbit().await.declared().await;
     let mut consumer = rabbit.broker.consume(TIER, 10).await.unwrap();
     rabbit.manage(|m| m.delete_queue(SHARDS)).await.unwrap();
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     assert_eq!(renewed(&mut consumer).await, 2);
     assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
     let messages = shards(3);

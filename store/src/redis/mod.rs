@@ -55,8 +55,9 @@ impl RedisStores {
     /// [`StoreError::Invalid`] for a URL that can't be read (it is not quoted); [`StoreError::Unavailable`] if the server does
     /// not answer.
     pub async fn connect(url: &str, prefix: &str) -> Result<Self> {
-        let unreadable =
-            |_| StoreError::Invalid("the URL of Redis can't be read; it looks like redis://:password@host:6379/0".into());
+        let unreadable = |_| {
+            StoreError::Invalid("the URL of Redis can't be read; it looks like redis://:password@host:6379/0".into())
+        };
         let client = redis::Client::open(url).map_err(unreadable)?;
         let manager = Manager::new_with_config(url, config()).map_err(unreadable)?;
         let pool = Pool::builder(manager)

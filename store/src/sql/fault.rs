@@ -61,9 +61,10 @@ impl Fault {
     pub(crate) fn into_store_error(self) -> StoreError {
         match self {
             Fault::Final(error) => error,
-            Fault::Moved => {
-                StoreError::Unavailable { store: "ledger", detail: "its rows changed with every try to write them".into() }
-            }
+            Fault::Moved => StoreError::Unavailable {
+                store: "ledger",
+                detail: "its rows changed with every try to write them".into(),
+            },
             Fault::Server { kind: Kind::Missing, detail } => StoreError::Invalid(format!(
                 "the ledger's tables are missing or older than this program ({detail}); run `shardcron migrate`"
             )),
@@ -113,7 +114,8 @@ impl Backoff {
         tracing::debug!(tries = self.tries, ?fault, "a ledger transaction is run again");
         // Full jitter: two transactions that met must not meet again.
         let longest_ms = 1_u64 << self.tries.min(8);
-        tokio::time::sleep(Duration::from_micros(RandomState::new().build_hasher().finish() % (longest_ms * 1_000))).await;
+        tokio::time::sleep(Duration::from_micros(RandomState::new().build_hasher().finish() % (longest_ms * 1_000)))
+            .await;
         Ok(())
     }
 }

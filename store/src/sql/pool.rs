@@ -77,7 +77,9 @@ impl Db {
     pub(crate) async fn mysql(url: &str, options: &SqlOptions) -> Outcome<Self> {
         // The parser's own error may quote the URL, and with it the password.
         let connect = MySqlConnectOptions::from_str(url)
-            .map_err(|_| Fault::invalid("the database's URL can't be read; it looks like mysql://user:password@host:3306/name"))?
+            .map_err(|_| {
+                Fault::invalid("the database's URL can't be read; it looks like mysql://user:password@host:3306/name")
+            })?
             .disable_statement_logging();
         let pool = MySqlPoolOptions::new()
             .max_connections(options.max_connections)
@@ -136,7 +138,9 @@ impl Db {
     /// Rows, outside a transaction.
     pub(crate) async fn rows(&self, text: &str, args: &[Value]) -> Outcome<Vec<Row>> {
         let read = match self {
-            Db::MySql(pool) => bound!(text, args).fetch_all(pool).await.and_then(|rows| rows.iter().map(from_mysql).collect()),
+            Db::MySql(pool) => {
+                bound!(text, args).fetch_all(pool).await.and_then(|rows| rows.iter().map(from_mysql).collect())
+            }
             Db::Sqlite { readers, .. } => {
                 bound!(text, args).fetch_all(readers).await.and_then(|rows| rows.iter().map(from_sqlite).collect())
             }

@@ -65,12 +65,7 @@ fn claim_statement(
 
 /// One verdict for each entry, from the rows as they stand after the claim. What runs at this owner under the named attempt is
 /// claimed, by this call or by an earlier one whose answer was lost.
-async fn settle(
-    tx: &mut Tx,
-    owner: Incarnation,
-    attempts: &[AttemptRef],
-    now_ms: i64,
-) -> Outcome<Verdicts<Claimed>> {
+async fn settle(tx: &mut Tx, owner: Incarnation, attempts: &[AttemptRef], now_ms: i64) -> Outcome<Verdicts<Claimed>> {
     let rows = read_shards_of(tx, attempts.iter().map(AttemptRef::shard), "").await?;
     let mut given = HashSet::new();
     attempts.iter().map(|attempt| verdict(&rows, &mut given, (owner, *attempt, now_ms))).collect()

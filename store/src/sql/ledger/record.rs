@@ -146,7 +146,7 @@ pub(super) async fn write_changes(tx: &mut Tx, changes: &[Change<'_>], now_ms: i
     let mut statements = shard_updates(changes);
     let guarded = statements.len();
     statements.extend(traces(tx.dialect(), changes, now_ms));
-    statements.extend(counter_looks(tx.dialect(), &settled));
+    statements.extend(counter_writes(&settled, now_ms));
     // One round trip. If a guard did not match, everything behind it is rolled back with it; and a result that is already there
     // is the work of an end that was recorded before.
     let (matched, counters) = tx.raw_batch(&statements).await.map_err(|fault| match fault {
@@ -156,7 +156,7 @@ pub(super) async fn write_changes(tx: &mut Tx, changes: &[Change<'_>], now_ms: i
     if matched[..guarded].iter().sum::<u64>() != changes.len() as u64 {
         return Err(Fault::Moved);
     }
-    let ended = count(tx, &settled, &counters, now_ms).await?;
+    let ended = check_counters(&settled, &counters)?;
     let mut last_of: BTreeMap<ExecutionId, usize> = BTreeMap::new();
     for (position, change) in changes.iter().enumerate() {
         if change.to.phase().is_terminal() {
@@ -242,7 +242,8 @@ fn traces(dialect: Dialect, changes: &[Change<'_>], now_ms: i64) -> Vec<String> 
     );
     // An earlier attempt's row may still be there: its publish was confirmed, the note of it is under way.
     let tail = dialect.upsert("execution_id, shard_index", &["attempt", "not_before_ms"]);
-    let mut again = Bulk::new("INSERT INTO redispatch (execution_id, shard_index, attempt, not_before_ms) VALUES ", tail);
+    let mut again =
+        Bulk::new("INSERT INTO redispatch (execution_id, shard_index, attempt, not_before_ms) VALUES ", tail);
     let mut dead =
         Bulk::new("INSERT INTO dead_letters (kind, at_ms, reason, execution_id, shard_index, body) VALUES ", "");
     let mut sorted: Vec<&Change> = changes.iter().collect();
@@ -299,50 +300,58 @@ fn settled(changes: &[Change<'_>]) -> Settled {
     settled
 }
 
-/// Locks and reads the counters, in the order of the ids, so that two batches never wait for each other in a circle.
-fn counter_looks(dialect: Dialect, settled: &Settled) -> Vec<String> {
-    let lock = dialect.for_update();
-    settled
-        .keys()
-        .map(|id| {
-            let hex = hex(id.as_bytes());
-            format!("SELECT id, state, shards_total, succeeded, failed, cancelled FROM executions WHERE id = {hex}{lock}")
-        })
-        .collect()
+/// For each execution, in the order of the ids: adds to the counters, ends it with its last shard, and reads the row back. All in
+/// the same round trip as everything else, so that the row that every worker wants stays locked for the commit only. In MySQL an
+/// assignment sees those to its left, hence the counters come last.
+fn counter_writes(settled: &Settled, now_ms: i64) -> Vec<String> {
+    let (success, failed_state) = (execution::Phase::Success.code(), execution::Phase::Failed.code());
+    let mut statements = Vec::with_capacity(settled.len() * 2);
+    for (id, (succeeded, failed)) in settled {
+        let hex = hex(id.as_bytes());
+        let last = format!("succeeded + failed + cancelled + {} = shards_total", succeeded + failed);
+        let end = format!("CASE WHEN failed + {failed} = 0 THEN {success} ELSE {failed_state} END");
+        statements.push(format!(
+            "UPDATE executions SET state = CASE WHEN {last} THEN {end} ELSE state END, \
+             ended_ms = CASE WHEN {last} THEN {now_ms} ELSE ended_ms END, \
+             succeeded = succeeded + {succeeded}, failed = failed + {failed} WHERE id = {hex} AND state = 0"
+        ));
+        statements.push(format!(
+            "SELECT id, state, shards_total, succeeded, failed, cancelled FROM executions WHERE id = {hex}"
+        ));
+    }
+    statements
 }
 
-/// Counts the settled shards in their executions. Returns those that ended with it.
-async fn count(
-    tx: &mut Tx,
-    settled: &Settled,
-    counters: &[Row],
-    now_ms: i64,
-) -> Outcome<BTreeMap<ExecutionId, execution::Phase>> {
+/// Holds what the statements did against what the domain says, before it is committed. Returns the executions that ended.
+fn check_counters(settled: &Settled, counters: &[Row]) -> Outcome<BTreeMap<ExecutionId, execution::Phase>> {
     if counters.len() != settled.len() {
         return Err(Fault::corrupt("there are shards whose execution is gone".into()));
     }
     let mut ended = BTreeMap::new();
-    let mut updates = Vec::with_capacity(counters.len());
     for row in counters {
         let id = row.id(0, ExecutionId::from_slice)?;
-        let before = Execution {
+        let (succeeded, failed) = settled.get(&id).copied().unwrap_or_default();
+        let after = Execution {
             phase: execution_phase(row.int(1)?)?,
             shards_total: row.count(2)?,
             succeeded: row.count(3)?,
             failed: row.count(4)?,
             cancelled: row.count(5)?,
         };
-        let (succeeded, failed) = settled.get(&id).copied().unwrap_or_default();
-        let after = execution::apply(&before, execution::Event::Settled { succeeded, failed })
+        let before = Execution {
+            phase: execution::Phase::Running,
+            succeeded: after.succeeded.saturating_sub(succeeded),
+            failed: after.failed.saturating_sub(failed),
+            ..after
+        };
+        let expected = execution::apply(&before, execution::Event::Settled { succeeded, failed })
             .map_err(|e| Fault::corrupt(format!("execution {id}: {e}")))?;
-        let mut set = format!("succeeded = {}, failed = {}", after.succeeded, after.failed);
+        if expected != after {
+            return Err(Fault::corrupt(format!("the counters of execution {id} are {after:?} and not {expected:?}")));
+        }
         if after.phase.is_terminal() {
-            // Writing to a String can't fail.
-            let _ = write!(set, ", state = {}, ended_ms = {now_ms}", after.phase.code());
             ended.insert(id, after.phase);
         }
-        updates.push(format!("UPDATE executions SET {set} WHERE id = {}", hex(id.as_bytes())));
     }
-    tx.raw_batch(&updates).await?;
     Ok(ended)
 }

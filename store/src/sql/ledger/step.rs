@@ -98,12 +98,7 @@ impl SqlLedger {
         }
     }
 
-    pub(super) async fn write_step(
-        &self,
-        owner: Incarnation,
-        step: &SqlStep,
-        now_ms: i64,
-    ) -> Outcome<Answer<SqlDone>> {
+    pub(super) async fn write_step(&self, owner: Incarnation, step: &SqlStep, now_ms: i64) -> Outcome<Answer<SqlDone>> {
         let mut tx = self.db.begin().await?;
         let lock = tx.dialect().for_update();
         let mut held = read_shards_of(&mut tx, [step.attempt.shard()], lock).await?;
@@ -170,7 +165,10 @@ async fn run_users(tx: &mut Tx, text: &str, args: &[Value]) -> Outcome<u64> {
     let before = total_changes(tx).await?;
     let changed = match tx.run(text, args).await {
         Ok(changed) => changed,
-        Err(Fault::Server { kind: kind @ (Kind::Duplicate | Kind::Missing | Kind::Refused | Kind::Contention), detail }) => {
+        Err(Fault::Server {
+            kind: kind @ (Kind::Duplicate | Kind::Missing | Kind::Refused | Kind::Contention),
+            detail,
+        }) => {
             return Err(Fault::Final(StoreError::Statement { detail, transient: kind == Kind::Contention }));
         }
         Err(Fault::Final(StoreError::Invalid(detail) | StoreError::Corrupt(detail))) => {
