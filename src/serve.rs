@@ -68,6 +68,7 @@ pub fn serve(config: Config, roles: Roles, registry: Registry) -> Result<ExitCod
         .context("the I/O runtime")?;
     // First of all, so that nothing that is counted is lost.
     let metrics = shardcron_web::install_metrics(io.handle())?;
+    shardcron_broker::metric_definitions::describe();
     let system = actix::System::new();
     let handle = io.handle().clone();
     let result = system.block_on(run(config, roles, registry, handle, metrics));

@@ -34,7 +34,12 @@ pub fn parse(text: &str) -> Result<Vec<JobSpec>, JobFileError> {
     let mut jobs = Vec::with_capacity(file.job.len());
     for (name, spanned) in file.job {
         let span = spanned.span();
-        let job = JobSpec { name: name.clone(), ..spanned.into_inner() };
+        let inner = spanned.into_inner();
+        if !inner.name.is_empty() {
+            let line = find_key(text, span.start, "name").unwrap_or_else(|| line_of(text, span.start));
+            return Err(JobFileError { line, message: format!("job '{name}': name: a job's name is its table's, [job.{name}]; leave the key out") });
+        }
+        let job = JobSpec { name: name.clone(), ..inner };
         job.validate().map_err(|e| {
             let line = find_key(text, span.start, &e.key).unwrap_or_else(|| line_of(text, span.start));
             JobFileError { line, message: format!("job '{name}': {e}") }
@@ -146,6 +151,7 @@ timeout = "none"
             ("\"skip\"", "\"skipp\"", 9, "skip"),
             ("\"core\"", "\"Core\"", 6, "lower-case"),
             ("exec = [\"echo\", \"hello\"]", "exec = []", 13, "program"),
+            ("tier     = \"core\"", "name     = \"other\"", 6, "leave the key out"),
         ] {
             let e = fault(from, to);
             assert_eq!(e.line, line, "{to}: {e}");

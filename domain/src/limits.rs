@@ -13,8 +13,6 @@ pub const GROUP_COMMIT_WAIT_MS: u64 = 2;
 pub const FIRINGS_PER_WRITE: usize = 250;
 /// Missed instants of one job that are looked at in one pass after a downtime; beyond it they are counted, not listed.
 pub const MISSED_INSTANTS: usize = 1_000;
-/// Executions of one job that wait under `overlap = "queue"`.
-pub const QUEUED_EXECUTIONS: usize = 1;
 /// Length of a job's name in bytes. It is a routing key, a metric label and part of an index.
 pub const JOB_NAME_BYTES: usize = 100;
 /// Length of a fire key in bytes; an index over (job, key) has to stay within InnoDB's oldest limit of 767 bytes.
@@ -51,8 +49,6 @@ pub const PREFETCH_MAX: u16 = 1_024;
 pub const DISPATCH_QUANTUM: u32 = 64;
 /// Retries and reclaimed shards that one look at the ledger takes up.
 pub const REDISPATCH_BATCH: usize = 500;
-/// Results that a worker holds in memory while the ledger is away. Then it stops taking shards.
-pub const HELD_RESULTS: usize = 10_000;
 /// A worker's attempts at the same time per tier.
 pub const CONCURRENCY_MAX: usize = 1_024;
 /// Tiers by configuration. Each has a queue, a consumer and a metric label.

@@ -6,7 +6,7 @@ use crate::output::{Out, line};
 use crate::wiring::{self, Wired};
 use anyhow::Result;
 use serde::Serialize;
-use shardcron_broker::Broker;
+use shardcron_broker::{Broker, BrokerState};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -123,7 +123,8 @@ async fn broker(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
 async fn cluster(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
     match wired.ports.ledger.leadership().await {
         Ok(leader) if leader.epoch.0 > 0 => {
-            checks.push(good("leader", format!("epoch {}, last taken by {}", leader.epoch, leader.holder)));
+            let since = shardcron_domain::units::rfc3339(leader.since_ms);
+            checks.push(good("leader", format!("epoch {}, begun by {} at {since}; /healthz of a scheduler says whether it leads now", leader.epoch, leader.holder)));
         }
         Ok(_) => checks.push(good("leader", "no scheduler has led yet; start one with: shardcron scheduler".into())),
         Err(e) => checks.push(bad("leader", e.to_string())),
@@ -132,7 +133,8 @@ async fn cluster(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
         Ok(workers) => {
             let lost_after_ms = config.worker.lost_after.as_ms();
             let alive = workers.iter().filter(|w| w.age_ms <= lost_after_ms).count();
-            checks.push(good("workers", format!("{alive} alive")));
+            let none = if alive == 0 { "; start one with: shardcron worker" } else { "" };
+            checks.push(good("workers", format!("{alive} alive{none}")));
         }
         Err(e) => checks.push(bad("workers", e.to_string())),
     }

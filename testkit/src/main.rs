@@ -57,11 +57,6 @@ fn parse(arguments: &[String]) -> Result<(Vec<&str>, &[String])> {
 }
 
 fn run(services: &[&str], command: &[String]) -> Result<u8> {
-    // Blocked in every thread, and taken one by one below: a signal must end the services, too, not only us. The
-    // standard library gives children an empty mask, so the command itself gets them as usual.
-    let signals: SigSet = SIGNALS.into_iter().collect();
-    signals.thread_block()?;
-
     let started = Instant::now();
     let wanted = |name: &str| services.contains(&name);
     let (rabbitmq, redis, sql) = thread::scope(|scope| {
@@ -90,6 +85,10 @@ fn run(services: &[&str], command: &[String]) -> Result<u8> {
     }
     let mut child = child.spawn().with_context(|| format!("starting {program}"))?;
     let pid = Pid::from_raw(i32::try_from(child.id())?);
+    // Blocked from here on and taken one by one: a signal must end the services, too, not only us. Not earlier, because the
+    // command and the services inherit the mask; until here the watchdog clears up after us.
+    let signals: SigSet = SIGNALS.into_iter().collect();
+    signals.thread_block()?;
     // Ends with the process: waiting for a signal is all it does.
     thread::spawn(move || forward(signals, pid));
     let status = child.wait()?;

@@ -1,0 +1,193 @@
+//! The program as its operator meets it: start-up without services, health, configuration, job files.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod support;
+
+use serde_json::Value;
+use shardcron_domain::execution::Phase;
+use std::time::Duration;
+use support::Cluster;
+use testkit::{Redis, Relay, wait_for, wait_until_some};
+
+const BOUND: Duration = Duration::from_secs(60);
+const JOB: &str = "[job.demo]\nhandler = { rust = \"noop\" }\nshards = { modulo = 8 }\noverlap = \"allow\"\n";
+
+/// Where a process says that its web server listens.
+fn web_of(cluster: &Cluster, name: &str) -> String {
+    wait_until_some("the web server", BOUND, || {
+        let log = cluster.log(name);
+        let at = log.find("local_addr=")? + "local_addr=".len();
+        Some(format!("http://{}", log[at..].split_whitespace().next()?))
+    })
+}
+
+fn get(url: &str) -> (u16, String) {
+    let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+    let mut response = agent.get(url).call().unwrap();
+    (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+}
+
+/// Schedulers and workers wait for services that are not up yet, say so in one line, and work without a restart (D-07).
+#[test]
+fn d_07_processes_start_before_their_services() {
+    let services = testkit::shared();
+    let redis = Redis::start().unwrap();
+    let port = |url: &str| url.rsplit_once('@').map_or(url, |(_, r)| r).split(['/', ':']).nth(1).unwrap().parse::<u16>().unwrap();
+    let (database, vhost) = (services.fresh_database(), services.fresh_vhost());
+    let (mut sql, mut amqp) = (Relay::start(port(&database)).unwrap(), Relay::start(port(&vhost)).unwrap());
+    let mut redis_relay = Relay::start(redis.port()).unwrap();
+    let mut cluster = Cluster::on(&database, Some(amqp.url(&vhost)), Some(redis_relay.url(&redis.url())));
+    cluster.set("SHARDCRON_LEDGER_URL", &sql.url(&database));
+    for relay in [&mut sql, &mut amqp, &mut redis_relay] {
+        relay.cut();
+    }
+    cluster.start_all(1, 1);
+    for name in ["scheduler-1", "worker-1"] {
+        cluster.wait_log(name, "waiting for the ledger", BOUND);
+    }
+    sql.heal();
+    cluster.wait_log("scheduler-1", "broker is not there yet", BOUND);
+    amqp.heal();
+    redis_relay.heal();
+    cluster.apply(JOB);
+    let execution = cluster.trigger("demo");
+    assert_eq!(cluster.wait_end(execution, BOUND).phase, Phase::Success);
+    assert_eq!(cluster.log("worker-1").matches("waiting for the ledger").count(), 1, "one line, not a stack of them");
+}
+
+#[test]
+fn health_metrics_workers_and_pending_are_served_by_every_process() {
+    let mut cluster = Cluster::on_services();
+    cluster.set("SHARDCRON_HTTP_LISTEN", "127.0.0.1:0");
+    cluster.apply(&(JOB.to_owned() + "[job.long]\nhandler = { exec = [\"sleep\", \"20\"] }\ntier = \"bulk\"\n"));
+    cluster.start_all(1, 1);
+    let (scheduler, worker) = (web_of(&cluster, "scheduler-1"), web_of(&cluster, "worker-1"));
+    let execution = cluster.trigger("demo");
+    assert_eq!(cluster.wait_end(execution, BOUND).phase, Phase::Success);
+    let long = cluster.trigger("long");
+    wait_for("the long shard to run", BOUND, || cluster.execution(long).running == Some(1));
+
+    let (status, health) = get(&format!("{scheduler}/healthz"));
+    let health: Value = serde_json::from_str(&health).unwrap();
+    assert_eq!((status, health["status"].as_str()), (200, Some("ok")), "{health}");
+    assert_eq!(health["leader"]["epoch"], 1, "{health}");
+    assert!(health["dependencies"].as_array().unwrap().iter().all(|d| d["ok"] == true), "{health}");
+
+    let (_, metrics) = get(&format!("{scheduler}/metrics"));
+    for name in ["shardcron_leader 1", "shardcron_epoch 1", "shardcron_decisions_total{kind=\"fired\"} 2", "shardcron_publish_window{tier=\"core\"}"] {
+        assert!(metrics.contains(name), "{name}: {metrics}");
+    }
+    let (_, metrics) = get(&format!("{worker}/metrics"));
+    assert!(metrics.contains("shardcron_results_recorded_total{tier=\"core\",outcome=\"success\"} 8"), "{metrics}");
+    assert!(metrics.contains("shardcron_group_commit_entries_bucket{lane=\"record\""), "{metrics}");
+    assert!(!metrics.contains(&execution.to_string()), "ids are no labels");
+
+    let (_, workers) = get(&format!("{worker}/workers"));
+    assert!(workers.contains("worker-1"), "{workers}");
+    let (_, pending) = get(&format!("{worker}/jobs/pending"));
+    assert!(pending.contains(&long.to_string()) && pending.contains("bulk"), "{pending}");
+}
+
+/// A job that is applied again unchanged keeps its version and its next instant (A-01); a changed one is a new version, and an
+/// execution stays with the version that it was fired under.
+#[test]
+fn a_01_applying_unchanged_jobs_changes_nothing() {
+    let cluster = Cluster::embedded();
+    let file = "[job.often]\nschedule = { every = \"6m\" }\nhandler = { rust = \"noop\" }\n";
+    cluster.apply(file);
+    let before = cluster.json(&["jobs", "list"]);
+    for _ in 0..3 {
+        cluster.apply(file);
+    }
+    assert_eq!(cluster.json(&["jobs", "list"])["jobs"], before["jobs"]);
+    cluster.apply(&file.replace("6m", "7m"));
+    assert_eq!(cluster.json(&["jobs", "list"])["jobs"][0]["version"], 2);
+}
+
+/// Faults of a job file are misuse: exit code 2, with file, line, job and key; nothing of the file is applied.
+#[test]
+fn a_faulty_job_file_is_refused_as_a_whole() {
+    let cluster = Cluster::embedded();
+    let path = cluster.path("bad.toml");
+    std::fs::write(&path, "[job.good]\nhandler = { rust = \"noop\" }\n\n[job.bad]\nhandler = { rust = \"noop\" }\nretry = { attempts = 0 }\n").unwrap();
+    let output = cluster.cli(&["jobs", "apply", &path.display().to_string()]);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("bad.toml, line 6: job 'bad': retry.attempts"), "{words}");
+    assert_eq!(cluster.json(&["jobs", "list"])["jobs"], Value::Array(Vec::new()));
+}
+
+#[test]
+fn next_needs_no_service_and_prints_utc() {
+    let cluster = Cluster::embedded();
+    let path = cluster.path("jobs.toml");
+    std::fs::write(
+        &path,
+        "[job.nightly]\nschedule = { cron = \"30 2 * * *\", timezone = \"America/New_York\" }\nhandler = { rust = \"noop\" }\n\
+         [job.never]\nschedule = { cron = \"0 0 30 2 *\" }\nhandler = { rust = \"noop\" }\n",
+    )
+    .unwrap();
+    let file = path.display().to_string();
+    let answer = cluster.json(&["jobs", "next", &file, "--from", "2025-03-08T12:00:00Z", "--count", "2"]);
+    assert_eq!(answer[0]["job"], "never");
+    assert_eq!(answer[0]["next"], Value::Array(Vec::new()));
+    // 9 March 2025: 02:30 does not exist in New York; the first real instant after the gap is 03:00 EDT.
+    assert_eq!(answer[1], serde_json::json!({ "job": "nightly", "zone": "America/New_York", "next": ["2025-03-09T07:00:00Z", "2025-03-10T06:30:00Z"] }));
+}
+
+/// An address that others can reach needs a token; there is none by default (Z-01).
+#[test]
+fn z_01_an_open_address_without_a_token_is_refused() {
+    let mut cluster = Cluster::embedded();
+    cluster.set("SHARDCRON_HTTP_LISTEN", "0.0.0.0:0");
+    let output = cluster.cli(&["scheduler"]);
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("token"), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn e_06_the_doctor_names_what_must_be_mended() {
+    let redis = Redis::start_with(&["--maxmemory-policy", "allkeys-lru"]).unwrap();
+    let services = testkit::shared();
+    let cluster = Cluster::on(&services.fresh_database(), Some(services.fresh_vhost()), Some(redis.url()));
+    let output = cluster.cli(&["doctor"]);
+    let report = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{report}");
+    assert!(report.contains("BAD") && report.contains("noeviction"), "{report}");
+    let secret = services.sql_url().split(':').nth(2).and_then(|r| r.split('@').next()).unwrap();
+    assert!(!report.contains(secret), "Z-05: a password in the report");
+    let healthy = Cluster::on_services().cli(&["doctor"]);
+    assert_eq!(healthy.status.code(), Some(0), "{}", String::from_utf8_lossy(&healthy.stdout));
+}
+
+/// Logs in JSON are one object a line, with the ids as fields.
+#[test]
+fn logs_in_json_on_request() {
+    let mut cluster = Cluster::embedded();
+    cluster.set("SHARDCRON_LOG_FORMAT", "json");
+    cluster.apply(JOB);
+    cluster.start("up", "all");
+    let execution = cluster.trigger("demo");
+    assert_eq!(cluster.wait_end(execution, BOUND).phase, Phase::Success);
+    cluster.wait_log("all", "\"message\":\"fired\"", BOUND);
+    let lines: Vec<Value> = cluster.log("all").lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert!(lines.iter().any(|l| l["message"] == "fired" && l["execution_id"] == execution.to_string()), "{lines:?}");
+}
+
+/// Paused jobs don't fire by themselves, and say so; the pause is not undone by the scheduler (S-18).
+#[test]
+fn s_18_a_paused_job_stays_paused() {
+    let mut cluster = Cluster::embedded();
+    cluster.apply("[job.tick]\nschedule = { cron = \"* * * * * *\" }\nhandler = { rust = \"noop\" }\noverlap = \"allow\"\n");
+    cluster.start("up", "all");
+    wait_for("a firing", BOUND, || cluster.number("SELECT COUNT(*) FROM executions") > 0);
+    assert!(cluster.cli(&["jobs", "pause", "tick"]).status.success());
+    wait_for("skipped instants", BOUND, || cluster.number("SELECT COUNT(*) FROM decisions WHERE kind = 3") >= 2);
+    let fired = cluster.number("SELECT COUNT(*) FROM executions");
+    wait_for("more skipped instants", BOUND, || cluster.number("SELECT COUNT(*) FROM decisions WHERE kind = 3") >= 4);
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM executions"), fired);
+    assert!(cluster.json(&["jobs", "list"])["jobs"][0]["state"].as_str().unwrap().starts_with("paused by"));
+    assert!(cluster.cli(&["jobs", "resume", "tick"]).status.success());
+    wait_for("it to fire again", BOUND, || cluster.number("SELECT COUNT(*) FROM executions") > fired);
+}
