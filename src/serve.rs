@@ -35,7 +35,7 @@ const GAVE_UP: i32 = 70;
 
 /// Logs for a command that a person waits for: warnings only, plain, to standard error.
 pub fn log_plainly() {
-    let filter = EnvFilter::try_from_env("SHARDCRON_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let filter = EnvFilter::try_from_env("SHARDCRON_LOG").unwrap_or_else(|_| EnvFilter::new("warn,lapin=off"));
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

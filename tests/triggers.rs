@@ -57,7 +57,8 @@ fn g_01_the_forms_of_a_trigger_that_a_person_may_type() {
 fn g_02_g_08_what_is_wrong_ends_dead_with_its_sentence_and_blocks_nothing() {
     let (cluster, management) = cluster();
     let deep = format!("{{\"job\":\"demo\",\"params\":{{\"a\":{}1{}}}}}", "[".repeat(10_000), "]".repeat(10_000));
-    let large = format!("{{\"job\":\"demo\",\"params\":{{\"a\":\"{}\"}}}}", "x".repeat(10 << 20));
+    // The management plugin itself takes no more than 8 MiB; the domain's own test goes to 10 MiB.
+    let large = format!("{{\"job\":\"demo\",\"params\":{{\"a\":\"{}\"}}}}", "x".repeat(5 << 20));
     let utf16: Vec<u8> = r#"{"job":"demo"}"#.encode_utf16().flat_map(u16::to_le_bytes).collect();
     let bad: Vec<Vec<u8>> = vec![
         b"".to_vec(),

@@ -5,6 +5,9 @@ use crate::port::BrokerState;
 use std::sync::{Mutex, PoisonError};
 use tokio::sync::watch;
 
+/// The reason of a connection that this process itself has ended; no trouble, and no warning.
+pub(crate) const CLOSED: &str = "closed";
+
 /// The state of a broker that stands on several connections: the worst of them.
 #[derive(Debug)]
 pub(crate) struct Health {
@@ -45,6 +48,7 @@ impl Health {
             BrokerState::Blocked(reason) => {
                 tracing::warn!(broker = self.what, reason, "broker takes no messages for now, dispatch pauses");
             }
+            BrokerState::Away(reason) if reason == CLOSED => tracing::debug!(broker = self.what, "closed"),
             BrokerState::Away(reason) => tracing::warn!(broker = self.what, reason, "broker is away, trying again"),
         }
     }

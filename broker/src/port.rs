@@ -182,6 +182,11 @@ pub trait Broker: Send + Sync + 'static {
     /// Away or refused.
     async fn put_dead(&self, payload: &[u8], reason: &str) -> Result<()>;
 
+    /// Whether what [`Broker::put_dead`] keeps stands in the ledger already, so that the caller needs no copy there.
+    fn keeps_dead_in_ledger(&self) -> bool {
+        false
+    }
+
     /// How the connection is, now and from now on.
     fn state(&self) -> watch::Receiver<BrokerState>;
 

@@ -39,6 +39,11 @@ pub const INVARIANT_VIOLATIONS: &str = "shardcron_invariant_violations_total";
 /// Counter: steps of sql handlers whose answer was lost and whose outcome was read back from the ledger.
 pub const SQL_ANSWERS_LOST: &str = "shardcron_sql_answers_lost_total";
 
+/// Counter: shards that the transport had lost and that were handed out again.
+pub const REPUBLISHED: &str = "shardcron_republished_total";
+/// Gauge: 1 while this worker holds results because the ledger is away.
+pub const LEDGER_AWAY: &str = "shardcron_ledger_away";
+
 /// Label: the isolation class.
 pub const LABEL_TIER: &str = "tier";
 /// Label: how an attempt ended.

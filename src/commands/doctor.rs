@@ -126,7 +126,7 @@ async fn cluster(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
             checks.push(good("leader", format!("epoch {}, last taken by {}", leader.epoch, leader.holder)));
         }
         Ok(_) => checks.push(good("leader", "no scheduler has led yet; start one with: shardcron scheduler".into())),
-        Err(e) => checks.push(bad("leader", format!("{e}; run: shardcron migrate"))),
+        Err(e) => checks.push(bad("leader", e.to_string())),
     }
     match wired.ports.presence.workers().await {
         Ok(workers) => {

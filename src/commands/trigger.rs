@@ -9,6 +9,7 @@ use anyhow::Result;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+use shardcron_broker::BrokerError;
 use shardcron_domain::execution::Phase;
 use shardcron_domain::firing::request_key;
 use shardcron_domain::messages::TriggerRequest;
@@ -45,7 +46,7 @@ pub async fn run(args: TriggerArgs, config: Config, out: Out) -> Result<ExitCode
         None => uuid::Uuid::now_v7().to_string(),
     };
     let request = TriggerRequest { job: args.job.clone(), params, request_id: Some(request_id.clone()) };
-    wired.ports.broker.send_trigger(&request).await?;
+    send(&wired, &request, Duration::from_secs(args.patience)).await?;
     let decision =
         wait_for_decision(&wired, job.id, &request_key(&request_id), Duration::from_secs(args.patience)).await?;
     let Some(decision) = decision else {
@@ -86,6 +87,20 @@ pub async fn run(args: TriggerArgs, config: Config, out: Out) -> Result<ExitCode
         }
     });
     Ok(if row.phase == Phase::Success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Sends a trigger. The broker's connection is made in the background, so the first message waits for it.
+pub async fn send(wired: &Wired, request: &TriggerRequest, patience: Duration) -> Result<()> {
+    let until = Instant::now() + patience;
+    loop {
+        match wired.ports.broker.send_trigger(request).await {
+            Ok(()) => return Ok(()),
+            Err(BrokerError::Unavailable(_)) if Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(20)).await
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
 }
 
 /// Reads `key=value`: JSON where it is JSON, else text.

@@ -109,7 +109,7 @@ async fn demo(args: &DemoArgs, config: Config, dir: PathBuf, out: Out) -> Result
     let Some(job) = wired.ports.ledger.job(JOB).await? else { bail!("the job is not in the ledger") };
     let request_id = uuid::Uuid::now_v7().to_string();
     let request = TriggerRequest { job: JOB.into(), params: Default::default(), request_id: Some(request_id.clone()) };
-    send_when_possible(&wired, &request).await?;
+    commands::trigger::send(&wired, &request, Duration::from_secs(15)).await?;
     let key = request_key(&request_id);
     let decision = commands::trigger::wait_for_decision(&wired, job.id, &key, Duration::from_secs(30)).await?;
     let execution = match decision {
@@ -126,16 +126,4 @@ async fn demo(args: &DemoArgs, config: Config, dir: PathBuf, out: Out) -> Result
     children.stop_all();
     out.answer(&report, || report.print(args, &config, &dir));
     Ok(if report.all_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// The broker's connection is made in the background; the first message waits for it.
-async fn send_when_possible(wired: &wiring::Wired, request: &TriggerRequest) -> Result<()> {
-    let until = Instant::now() + Duration::from_secs(15);
-    loop {
-        match wired.ports.broker.send_trigger(request).await {
-            Ok(()) => return Ok(()),
-            Err(e) if Instant::now() >= until => return Err(e.into()),
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
-    }
 }

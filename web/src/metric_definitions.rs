@@ -75,6 +75,8 @@ pub fn describe() {
         Unit::Count,
         "ends of attempts that the ledger took, by outcome and tier"
     );
+    describe_counter!(names::REPUBLISHED, Unit::Count, "shards handed out again because the transport had lost them");
+    describe_gauge!(names::LEDGER_AWAY, Unit::Count, "1 while this worker holds results because the ledger is away");
     describe_counter!(names::RETRIES, Unit::Count, "attempts after the first that were handed out, by tier");
     describe_counter!(
         names::REFUSED,

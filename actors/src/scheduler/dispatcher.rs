@@ -15,6 +15,7 @@ use shardcron_domain::{AttemptRef, Epoch, ExecutionId};
 use shardcron_store::{ActiveExecution, StoreError};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
+use tracing::Instrument;
 
 /// How long a tier with nothing to hand out rests before its queue is looked at again.
 const IDLE: Duration = Duration::from_millis(200);
@@ -143,7 +144,8 @@ impl DispatcherActor {
             tiers: self.options.tiers.clone(),
         };
         let me = ctx.address();
-        self.ports.run(round.run(), move |done| tell(me, RoundDone { epoch, done }));
+        let span = tracing::info_span!("dispatch", tier = name, epoch = epoch.0);
+        self.ports.run(round.run().instrument(span), move |done| tell(me, RoundDone { epoch, done }));
     }
 
     fn later(&self, name: &str, wait: Duration, ctx: &mut Context<Self>) {
@@ -414,8 +416,12 @@ impl Handler<TermChanged> for DispatcherActor {
         if self.term.is_some() {
             let (ports, tiers) = (self.ports.clone(), self.options.tiers.clone());
             self.ports.io.spawn(async move {
-                if let Err(e) = ports.broker.declare(&tiers).await {
-                    tracing::warn!(error = %e, "queues could not be declared; trying again with the first dispatch");
+                match ports.broker.declare(&tiers).await {
+                    Ok(()) => {}
+                    Err(BrokerError::Unavailable(why)) => {
+                        tracing::debug!(reason = %why, "queues are declared with the first dispatch")
+                    }
+                    Err(e @ BrokerError::Refused(_)) => tracing::error!(error = %e, "queues could not be declared"),
                 }
             });
             self.survey(ctx);

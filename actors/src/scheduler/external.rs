@@ -11,6 +11,7 @@ use shardcron_domain::messages::TriggerReply;
 use shardcron_domain::{firing, trigger};
 use shardcron_store::{FireAction, FireIntent, FireOutcome, JobRecord, StoreError};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 /// One term's taking of external triggers.
 pub(super) struct Pump {
@@ -60,7 +61,7 @@ impl Pump {
     async fn settle_one(&self, triggers: &mut Box<dyn Triggers>, delivery: &TriggerDelivery) -> bool {
         let mut backoff = Backoff::new();
         loop {
-            match self.handle(delivery).await {
+            match self.handle(delivery).instrument(tracing::info_span!("trigger", epoch = self.term.epoch.0)).await {
                 Handled::Answer(reply) => {
                     triggers.settle(delivery, &reply).await;
                     return true;
@@ -167,7 +168,11 @@ impl Pump {
         if let Err(e) = self.ports.broker.put_dead(&delivery.payload, &sentence).await {
             return Handled::Again(e.to_string());
         }
-        match self.ports.ledger.put_dead_message(&sentence, &delivery.payload, self.ports.clock.now_ms()).await {
+        let kept = match self.ports.broker.keeps_dead_in_ledger() {
+            true => Ok(()),
+            false => self.ports.ledger.put_dead_message(&sentence, &delivery.payload, self.ports.clock.now_ms()).await,
+        };
+        match kept {
             Ok(()) => Handled::Answer(TriggerReply { outcome: "rejected".into(), execution: None, message: sentence }),
             Err(e) => Handled::Again(e.to_string()),
         }

@@ -22,6 +22,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 /// How often the leader asks the ledger whether any job has changed.
 const REVISION_EVERY: Duration = Duration::from_millis(500);
@@ -168,11 +169,12 @@ impl TriggerActor {
         }
         self.writing = true;
         let (ledger, clock, me) = (self.ports.ledger.clone(), self.ports.clock.clone(), ctx.address());
+        let span = tracing::info_span!("fire", epoch = epoch.0, firings = batch.len());
         let work = async move {
             let result = ledger.fire(epoch, &batch, clock.now_ms()).await;
             (batch, result)
         };
-        self.ports.run(work, move |(batch, result)| tell(me, Written { epoch, batch, result }));
+        self.ports.run(work.instrument(span), move |(batch, result)| tell(me, Written { epoch, batch, result }));
     }
 
     fn written(&mut self, batch: &[FireIntent], outcomes: Vec<FireOutcome>) {

@@ -40,6 +40,22 @@ pub(super) enum End {
     Superseded,
 }
 
+impl End {
+    /// The label of the metric.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            End::Committed => "success",
+            End::Superseded => "superseded",
+            End::Record(ended) => match &ended.outcome {
+                AttemptOutcome::Success { .. } => "success",
+                AttemptOutcome::HandBack => "handed_back",
+                AttemptOutcome::Failure { class: FailureClass::Timeout, .. } => "timeout",
+                AttemptOutcome::Failure { .. } => "failed",
+            },
+        }
+    }
+}
+
 struct LedgerEffects {
     ledger: Arc<dyn Ledger>,
     owner: Incarnation,

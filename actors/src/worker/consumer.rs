@@ -362,6 +362,7 @@ impl Handler<Finished> for ConsumerActor {
             return;
         }
         self.pace.observe(took.as_secs_f64() * 1_000.0);
+        telemetry::attempt(&self.parts.tier.name, end.word(), took.as_secs_f64());
         match end {
             End::Record(ended) => self.record(ended, ctx),
             End::Committed => {
@@ -419,7 +420,7 @@ impl ConsumerActor {
             (Ok(recorded), AttemptOutcome::Failure { message, .. }) => {
                 telemetry::recorded(tier, if recorded.phase == Phase::Failed { "failed" } else { "retry" });
                 if recorded.phase != Phase::Failed {
-                    telemetry::retried();
+                    telemetry::retried(tier);
                 }
                 tracing::warn!(attempt = %ended.attempt, error = %message, shard_is = recorded.phase.word(), "an attempt failed");
             }

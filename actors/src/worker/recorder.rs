@@ -15,6 +15,7 @@ use shardcron_domain::{AttemptRef, Incarnation};
 use shardcron_store::{Claimed, Ended, IdempotencyHint, Recorded, StoreError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+use tracing::Instrument;
 
 /// Why a claim was not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +106,8 @@ impl RecorderActor {
         let (ports, owner, me) = (self.ports.clone(), self.owner, ctx.address());
         self.ports.io.spawn(async move {
             let attempts: Vec<AttemptRef> = batch.iter().map(|(a, _)| *a).collect();
-            let verdicts = claim(&ports, owner, &attempts).await;
+            let span = tracing::info_span!("claim", entries = attempts.len());
+            let verdicts = claim(&ports, owner, &attempts).instrument(span).await;
             let answers = batch.into_iter().zip(verdicts).map(|((attempt, from), verdict)| ((attempt, verdict), from));
             for (from, answers) in by_consumer(answers) {
                 tell(from, ClaimsSettled(answers)).await;
@@ -128,7 +130,8 @@ impl RecorderActor {
         let (ports, owner, me) = (self.ports.clone(), self.owner, ctx.address());
         self.ports.io.spawn(async move {
             let (ends, from): (Vec<Ended>, Vec<Addr<ConsumerActor>>) = batch.into_iter().unzip();
-            let verdicts = record(&ports, owner, &ends).await;
+            let span = tracing::info_span!("record", entries = ends.len());
+            let verdicts = record(&ports, owner, &ends).instrument(span).await;
             let answers = ends.into_iter().zip(verdicts).zip(from);
             for (from, answers) in by_consumer(answers) {
                 tell(from, EndsSettled(answers)).await;

@@ -140,6 +140,10 @@ impl Broker for LedgerBroker {
         Ok(())
     }
 
+    fn keeps_dead_in_ledger(&self) -> bool {
+        true
+    }
+
     fn state(&self) -> watch::Receiver<BrokerState> {
         self.inner.health.watch()
     }

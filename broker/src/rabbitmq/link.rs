@@ -4,7 +4,7 @@ use super::conn::{self, Conn, Socket};
 use super::error;
 use super::url::Address;
 use crate::backoff::Backoff;
-use crate::health::Health;
+use crate::health::{CLOSED, Health};
 use crate::metric_definitions as m;
 use crate::port::{BrokerError, BrokerState, Result};
 use futures_util::StreamExt;
@@ -154,7 +154,7 @@ async fn keep_up(mut options: LinkOptions, state: watch::Sender<LinkState>) {
             () = closing.wait() => break,
         }
     }
-    options.health.set(options.part, BrokerState::Away("closed".into()));
+    options.health.set(options.part, BrokerState::Away(CLOSED.into()));
     state.send_replace(LinkState::Closed);
 }
 
