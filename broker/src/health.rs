@@ -17,10 +17,8 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// `parts` connections, none of which has been tried.
-    pub(crate) fn new(what: &'static str, parts: usize) -> Self {
-        let initial = BrokerState::Away("not connected yet".into());
-        // Not logged yet: the first try decides whether there is something to say.
+    /// `parts` connections that are in this state before the first try.
+    pub(crate) fn new(what: &'static str, parts: usize, initial: BrokerState) -> Self {
         Self { what, parts: Mutex::new(vec![initial.clone(); parts]), whole: watch::Sender::new(initial) }
     }
 
@@ -79,7 +77,7 @@ mod tests {
 
     #[test]
     fn the_whole_is_as_bad_as_its_worst_part() {
-        let health = Health::new("test", 2);
+        let health = Health::new("test", 2, BrokerState::Away("not tried".into()));
         let watch = health.watch();
         health.set(0, BrokerState::Up);
         assert!(matches!(*watch.borrow(), BrokerState::Away(_)));

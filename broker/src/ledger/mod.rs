@@ -13,7 +13,6 @@ use shardcron_domain::limits;
 use shardcron_domain::messages::{ShardMessage, TriggerRequest};
 use shardcron_store::{Ledger, StoreError};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 
@@ -36,7 +35,6 @@ struct Inner {
     poll_interval: Duration,
     clock: Clock,
     health: Health,
-    failed_before: AtomicBool,
     /// Counts what may have made something claimable, or is of interest to who waits.
     wake: watch::Sender<u64>,
     closing: watch::Sender<bool>,
@@ -56,8 +54,8 @@ impl LedgerBroker {
             ledger,
             poll_interval: poll_interval.max(IDLE_FIRST),
             clock,
-            health: Health::new("ledger", 1),
-            failed_before: AtomicBool::new(false),
+            // There is nothing to connect to: the dispatcher may begin before anybody has polled.
+            health: Health::new("ledger", 1, BrokerState::Up),
             wake: watch::Sender::new(0),
             closing: watch::Sender::new(false),
         };
@@ -87,17 +85,11 @@ impl Inner {
     fn heard<T>(&self, answer: shardcron_store::Result<T>) -> Result<T> {
         match answer {
             Ok(value) => {
-                self.failed_before.store(false, Ordering::Relaxed);
                 self.health.set(0, BrokerState::Up);
                 Ok(value)
             }
             Err(error @ StoreError::Unavailable { .. }) => {
                 let reason = error.to_string();
-                let up = matches!(*self.health.watch().borrow(), BrokerState::Up);
-                if !up && !self.failed_before.swap(true, Ordering::Relaxed) {
-                    self.health.log_first_failure(&reason);
-                }
-                self.failed_before.store(true, Ordering::Relaxed);
                 self.health.set(0, BrokerState::Away(reason.clone()));
                 Err(BrokerError::Unavailable(reason))
             }

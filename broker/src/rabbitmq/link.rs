@@ -147,15 +147,15 @@ async fn keep_up(mut options: LinkOptions, state: watch::Sender<LinkState>) {
             }
         };
         ever_tried = true;
-        state.send_replace(LinkState::Down(why.clone()));
-        options.health.set(options.part, BrokerState::Away(why));
+        options.health.set(options.part, BrokerState::Away(why.clone()));
+        state.send_replace(LinkState::Down(why));
         tokio::select! {
             () = tokio::time::sleep(backoff.pause()) => {}
             () = closing.wait() => break,
         }
     }
-    state.send_replace(LinkState::Closed);
     options.health.set(options.part, BrokerState::Away(CLOSED.into()));
+    state.send_replace(LinkState::Closed);
 }
 
 async fn connect(options: &LinkOptions) -> std::result::Result<Conn, String> {
@@ -202,10 +202,19 @@ fn text(error: &lapin::Error) -> String {
 async fn stay(options: &mut LinkOptions, connection: Conn, state: &watch::Sender<LinkState>) -> Option<String> {
     let mut events = connection.events_listener();
     let connection = Arc::new(connection);
+    // Whoever hears "up" finds the connection up: trouble is told before it is there, and its end after.
     let report = |blocked: Option<String>| {
-        let health = blocked.clone().map_or(BrokerState::Up, BrokerState::Blocked);
-        state.send_replace(LinkState::Up { connection: connection.clone(), blocked });
-        options.health.set(options.part, health);
+        let link = LinkState::Up { connection: connection.clone(), blocked: blocked.clone() };
+        match blocked {
+            Some(reason) => {
+                options.health.set(options.part, BrokerState::Blocked(reason));
+                state.send_replace(link);
+            }
+            None => {
+                state.send_replace(link);
+                options.health.set(options.part, BrokerState::Up);
+            }
+        }
     };
     report(None);
     let mut watchdog = tokio::time::interval(WATCHDOG);

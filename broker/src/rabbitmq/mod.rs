@@ -87,7 +87,7 @@ impl RabbitMq {
                 BrokerError::Refused("connecting to RabbitMQ needs a tokio runtime; none is running".into())
             })?,
         };
-        let health = Arc::new(Health::new("rabbitmq", 2));
+        let health = Arc::new(Health::new("rabbitmq", 2, BrokerState::Away("not connected yet".into())));
         let closing = watch::Sender::new(false);
         let open = |part, kind| {
             let options = LinkOptions {

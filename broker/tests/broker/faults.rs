@@ -173,7 +173,8 @@ async fn cut(mut relay: Relay) -> Relay {
 
 async fn heal(mut relay: Relay) -> Relay {
     tokio::task::spawn_blocking(move || {
-        relay.heal().unwrap();
+        // A server that another test starts at this moment may hold the old listener until its exec.
+        testkit::wait_for("the relay's port", PATIENCE, || relay.heal().is_ok());
         relay
     })
     .await
