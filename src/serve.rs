@@ -149,7 +149,14 @@ async fn live(
             }
             () = shutdown.cancelled() => {
                 tracing::info!(running = status.running(), limit = %config.worker.drain, "draining");
-                worker.drain(config.worker.drain.as_std()).await;
+                let drain = worker.drain(config.worker.drain.as_std());
+                tokio::pin!(drain);
+                // Handlers are told to stop at the limit and may take some seconds to do it; what is longer waits for the ledger.
+                let patience = config.worker.drain.as_std() + Duration::from_secs(12);
+                if tokio::time::timeout(patience, &mut drain).await.is_err() {
+                    tracing::warn!("still waiting for the ledger to take what is finished; a second signal ends at once, and others take the shards over");
+                    drain.await;
+                }
                 return Ok(());
             }
         }

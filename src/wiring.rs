@@ -30,7 +30,7 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
     let sql = wait_for_ledger(&config.ledger.url).await?;
     let ledger: Arc<dyn Ledger> = Arc::new(sql.clone());
     let redis = match &config.redis.url {
-        Some(url) => Some(redis(url, config).await?),
+        Some(url) => Some(redis(url, config)?),
         None => None,
     };
     let (lease, presence, idempotency): (Arc<dyn LeaseStore>, Arc<dyn Presence>, Arc<dyn IdempotencyStore>) =
@@ -59,8 +59,8 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
     Ok(Wired { ports, sql, redis })
 }
 
-async fn redis(url: &str, config: &Config) -> Result<RedisStores> {
-    RedisStores::connect(url, &config.redis.prefix).await.with_context(|| format!("redis.url {}", masked(url)))
+fn redis(url: &str, config: &Config) -> Result<RedisStores> {
+    RedisStores::open(url, &config.redis.prefix).with_context(|| format!("redis.url {}", masked(url)))
 }
 
 fn broker(config: &Config, name: &str, ledger: Arc<dyn Ledger>) -> Result<Arc<dyn Broker>> {

@@ -33,7 +33,9 @@ fn get(url: &str) -> (u16, String) {
 fn d_07_processes_start_before_their_services() {
     let services = testkit::shared();
     let redis = Redis::start().unwrap();
-    let port = |url: &str| url.rsplit_once('@').map_or(url, |(_, r)| r).split(['/', ':']).nth(1).unwrap().parse::<u16>().unwrap();
+    let port = |url: &str| {
+        url.rsplit_once('@').map_or(url, |(_, r)| r).split(['/', ':']).nth(1).unwrap().parse::<u16>().unwrap()
+    };
     let (database, vhost) = (services.fresh_database(), services.fresh_vhost());
     let (mut sql, mut amqp) = (Relay::start(port(&database)).unwrap(), Relay::start(port(&vhost)).unwrap());
     let mut redis_relay = Relay::start(redis.port()).unwrap();
@@ -46,10 +48,10 @@ fn d_07_processes_start_before_their_services() {
     for name in ["scheduler-1", "worker-1"] {
         cluster.wait_log(name, "waiting for the ledger", BOUND);
     }
-    sql.heal();
+    sql.heal().unwrap();
     cluster.wait_log("scheduler-1", "broker is not there yet", BOUND);
-    amqp.heal();
-    redis_relay.heal();
+    amqp.heal().unwrap();
+    redis_relay.heal().unwrap();
     cluster.apply(JOB);
     let execution = cluster.trigger("demo");
     assert_eq!(cluster.wait_end(execution, BOUND).phase, Phase::Success);
@@ -75,7 +77,12 @@ fn health_metrics_workers_and_pending_are_served_by_every_process() {
     assert!(health["dependencies"].as_array().unwrap().iter().all(|d| d["ok"] == true), "{health}");
 
     let (_, metrics) = get(&format!("{scheduler}/metrics"));
-    for name in ["shardcron_leader 1", "shardcron_epoch 1", "shardcron_decisions_total{kind=\"fired\"} 2", "shardcron_publish_window{tier=\"core\"}"] {
+    for name in [
+        "shardcron_leader 1",
+        "shardcron_epoch 1",
+        "shardcron_decisions_total{kind=\"fired\"} 2",
+        "shardcron_publish_window{tier=\"core\"}",
+    ] {
         assert!(metrics.contains(name), "{name}: {metrics}");
     }
     let (_, metrics) = get(&format!("{worker}/metrics"));
@@ -133,7 +140,10 @@ fn next_needs_no_service_and_prints_utc() {
     assert_eq!(answer[0]["job"], "never");
     assert_eq!(answer[0]["next"], Value::Array(Vec::new()));
     // 9 March 2025: 02:30 does not exist in New York; the first real instant after the gap is 03:00 EDT.
-    assert_eq!(answer[1], serde_json::json!({ "job": "nightly", "zone": "America/New_York", "next": ["2025-03-09T07:00:00Z", "2025-03-10T06:30:00Z"] }));
+    assert_eq!(
+        answer[1],
+        serde_json::json!({ "job": "nightly", "zone": "America/New_York", "next": ["2025-03-09T07:00:00Z", "2025-03-10T06:30:00Z"] })
+    );
 }
 
 /// An address that others can reach needs a token; there is none by default (Z-01).
@@ -179,7 +189,9 @@ fn logs_in_json_on_request() {
 #[test]
 fn s_18_a_paused_job_stays_paused() {
     let mut cluster = Cluster::embedded();
-    cluster.apply("[job.tick]\nschedule = { cron = \"* * * * * *\" }\nhandler = { rust = \"noop\" }\noverlap = \"allow\"\n");
+    cluster.apply(
+        "[job.tick]\nschedule = { cron = \"* * * * * *\" }\nhandler = { rust = \"noop\" }\noverlap = \"allow\"\n",
+    );
     cluster.start("up", "all");
     wait_for("a firing", BOUND, || cluster.number("SELECT COUNT(*) FROM executions") > 0);
     assert!(cluster.cli(&["jobs", "pause", "tick"]).status.success());

@@ -1,6 +1,7 @@
 //! The metrics that the actors emit, in one place. Labels are bounded: tiers, kinds, reasons; never an id.
 
 use metrics::{counter, gauge, histogram};
+use shardcron_domain::invariants::InvariantId;
 use shardcron_domain::metric_names as names;
 
 pub(crate) fn leader(epoch: Option<i64>) {
@@ -64,4 +65,13 @@ pub(crate) fn tier_counts(tier: &str, waiting: u64, running: u64) {
 
 pub(crate) fn ledger_away(away: bool) {
     gauge!(names::LEDGER_AWAY).set(if away { 1.0 } else { 0.0 });
+}
+
+/// An invariant of the running program: a panic in debug builds, a metric and an error line in release.
+pub(crate) fn check(id: InvariantId, holds: bool, seen: &'static str) {
+    debug_assert!(holds, "invariant {id} is broken: {seen}");
+    if !holds {
+        counter!(names::INVARIANT_VIOLATIONS, names::LABEL_ID => id.to_string()).increment(1);
+        tracing::error!(invariant = %id, seen, "an invariant is broken; this is a bug, please report it with this log");
+    }
 }

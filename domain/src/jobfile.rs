@@ -37,7 +37,10 @@ pub fn parse(text: &str) -> Result<Vec<JobSpec>, JobFileError> {
         let inner = spanned.into_inner();
         if !inner.name.is_empty() {
             let line = find_key(text, span.start, "name").unwrap_or_else(|| line_of(text, span.start));
-            return Err(JobFileError { line, message: format!("job '{name}': name: a job's name is its table's, [job.{name}]; leave the key out") });
+            return Err(JobFileError {
+                line,
+                message: format!("job '{name}': name: a job's name is its table's, [job.{name}]; leave the key out"),
+            });
         }
         let job = JobSpec { name: name.clone(), ..inner };
         job.validate().map_err(|e| {

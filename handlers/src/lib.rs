@@ -130,11 +130,11 @@ impl Handlers {
     fn unknown_rust_handler(&self, name: &str) -> String {
         let known: Vec<&str> = self.names().collect();
         let hint = match suggest(name, known.iter().copied()) {
-            Some(near) => format!("did you mean '{near}'? "),
+            Some(near) => format!(" (did you mean '{near}'?)"),
             None => String::new(),
         };
         format!(
-            "this worker has no Rust handler '{name}'; {hint}It has: {}. Register it where the worker is built \
+            "this worker has no Rust handler '{name}'{hint}. It has: {}. Register it where the worker is built \
              (Registry::with), and run the job on that worker",
             known.join(", ")
         )
@@ -145,11 +145,11 @@ fn not_allowed(program: &str, allowed: &[String]) -> String {
     let has =
         if allowed.is_empty() { "it allows none".to_owned() } else { format!("it allows: {}", allowed.join(", ")) };
     let hint = match suggest(program, allowed.iter().map(String::as_str)) {
-        Some(near) => format!("; did you mean '{near}'?"),
+        Some(near) => format!(" (did you mean '{near}'?)"),
         None => String::new(),
     };
     format!(
-        "this worker does not allow the program '{program}'; {has}{hint} To allow it, add \"{}\" to allow_exec in the \
+        "this worker does not allow the program '{program}'; {has}{hint}. To allow it, add \"{}\" to allow_exec in the \
          worker's own configuration (a job can't do that)",
         program.escape_default()
     )

@@ -1,6 +1,6 @@
 //! `shardcron dead …`
 
-use super::connect_migrated;
+use super::connect_to_look;
 use crate::config::Config;
 use crate::output::{Out, instant, line, table};
 use anyhow::Result;
@@ -21,7 +21,7 @@ pub enum DeadCommand {
 /// Runs one.
 pub async fn run(command: DeadCommand, config: Config, out: Out) -> Result<ExitCode> {
     let DeadCommand::List { limit } = command;
-    let wired = connect_migrated(&config).await?;
+    let wired = connect_to_look(&config).await?;
     let rows = wired.ports.ledger.dead(limit.clamp(1, 1_000)).await?;
     out.answer(&rows, || {
         if rows.is_empty() {

@@ -107,7 +107,10 @@ async fn broker(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
     match answer {
         Ok(version) => checks.push(good("broker", format!("{} ({version})", masked(url)))),
         Err(_) => {
-            let why = format!("{:?}", *broker.state().borrow());
+            let why = match &*broker.state().borrow() {
+                BrokerState::Up => "it does not say its version".to_owned(),
+                BrokerState::Blocked(why) | BrokerState::Away(why) => why.clone(),
+            };
             return checks.push(bad(
                 "broker",
                 format!("{} is not reachable ({why}); is it up, and is broker.url right?", masked(url)),
@@ -124,7 +127,13 @@ async fn cluster(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
     match wired.ports.ledger.leadership().await {
         Ok(leader) if leader.epoch.0 > 0 => {
             let since = shardcron_domain::units::rfc3339(leader.since_ms);
-            checks.push(good("leader", format!("epoch {}, begun by {} at {since}; /healthz of a scheduler says whether it leads now", leader.epoch, leader.holder)));
+            checks.push(good(
+                "leader",
+                format!(
+                    "epoch {}, begun by {} at {since}; /healthz of a scheduler says whether it leads now",
+                    leader.epoch, leader.holder
+                ),
+            ));
         }
         Ok(_) => checks.push(good("leader", "no scheduler has led yet; start one with: shardcron scheduler".into())),
         Err(e) => checks.push(bad("leader", e.to_string())),

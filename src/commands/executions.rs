@@ -1,6 +1,6 @@
 //! `shardcron executions …`
 
-use super::{Misuse, connect_migrated};
+use super::{Misuse, connect_to_look};
 use crate::config::Config;
 use crate::output::{Out, instant, line, number, seconds, table};
 use anyhow::Result;
@@ -8,6 +8,7 @@ use clap::Subcommand;
 use serde_json::json;
 use shardcron_domain::ExecutionId;
 use shardcron_domain::shard::Phase;
+use shardcron_store::{Ledger, ShardRow};
 use std::process::ExitCode;
 
 /// The sub-commands.
@@ -50,7 +51,7 @@ async fn list(
     config: &Config,
     out: Out,
 ) -> Result<ExitCode> {
-    let wired = connect_migrated(config).await?;
+    let wired = connect_to_look(config).await?;
     let rows = wired.ports.ledger.executions(job, before, limit.clamp(1, 1_000)).await?;
     out.answer(&rows, || {
         table(
@@ -72,15 +73,35 @@ async fn list(
     Ok(ExitCode::SUCCESS)
 }
 
+/// Shards in pages, so that a failed one behind a thousand good ones is found; at most a thousand are shown unless all are asked for.
+async fn shards(ledger: &dyn Ledger, id: ExecutionId, all: bool) -> Result<Vec<ShardRow>> {
+    const PAGE: usize = 5_000;
+    let mut found = Vec::new();
+    let mut from = 0;
+    loop {
+        let page = ledger.shards(id, from, PAGE).await?;
+        let Some(last) = page.last() else { break };
+        from = last.index + 1;
+        let full = page.len() == PAGE;
+        found.extend(page.into_iter().filter(|s| all || s.phase != Phase::Success));
+        if !full || (!all && found.len() >= 1_000) {
+            break;
+        }
+    }
+    if !all {
+        found.truncate(1_000);
+    }
+    Ok(found)
+}
+
 async fn show(id: ExecutionId, all: bool, config: &Config, out: Out) -> Result<ExitCode> {
-    let wired = connect_migrated(config).await?;
+    let wired = connect_to_look(config).await?;
     let ledger = &wired.ports.ledger;
     let Some(row) = ledger.execution(id).await? else {
         return Err(Misuse(format!("there is no execution {id}; 'shardcron executions list' shows them")).into());
     };
-    let shards = ledger.shards(id, 0, 1_000).await?;
+    let shards = shards(&**ledger, id, all).await?;
     let attempts = ledger.attempts(id, 1_000).await?;
-    let shown: Vec<_> = shards.iter().filter(|s| all || s.phase != Phase::Success).collect();
     out.answer(&json!({ "execution": row, "shards": shards, "attempts": attempts }), || {
         line(&format!("execution  {}", row.id));
         line(&format!("job        {} (version {})", row.job, row.version));
@@ -99,11 +120,11 @@ async fn show(id: ExecutionId, all: bool, config: &Config, out: Out) -> Result<E
         if let Some(ended) = row.ended_ms {
             line(&format!("took       {}", seconds(ended - row.fired_ms)));
         }
-        if !shown.is_empty() {
+        if !shards.is_empty() {
             line("");
             table(
                 &["shard", "state", "attempt", "failures", "worker", "checkpoint", "rows"],
-                shown.iter().map(|s| {
+                shards.iter().map(|s| {
                     let checkpoint =
                         s.checkpoint.as_ref().and_then(|c| serde_json::to_string(c).ok()).unwrap_or_else(|| "-".into());
                     let owner = s.owner.map_or_else(|| "-".into(), |o| o.to_string());

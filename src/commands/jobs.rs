@@ -1,6 +1,6 @@
 //! `shardcron jobs …`
 
-use super::{Misuse, connect_migrated, now_ms, who};
+use super::{Misuse, connect_migrated, connect_to_look, now_ms, who};
 use crate::config::Config;
 use crate::output::{Out, instant, line, table};
 use anyhow::{Context, Result};
@@ -126,7 +126,7 @@ fn plural(n: usize, word: &str) -> String {
 }
 
 async fn list(config: &Config, out: Out) -> Result<ExitCode> {
-    let wired = connect_migrated(config).await?;
+    let wired = connect_to_look(config).await?;
     let jobs = wired.ports.ledger.jobs().await?;
     let leader = wired.ports.ledger.leadership().await?;
     let now = now_ms();
@@ -157,7 +157,7 @@ async fn list(config: &Config, out: Out) -> Result<ExitCode> {
 }
 
 async fn show(name: &str, config: &Config, out: Out) -> Result<ExitCode> {
-    let wired = connect_migrated(config).await?;
+    let wired = connect_to_look(config).await?;
     let Some(job) = wired.ports.ledger.job(name).await? else { return Err(unknown(&wired, name).await?) };
     let spec = job.spec.map_err(|e| anyhow::anyhow!("job '{name}' can't be read: {e}"))?;
     let shards = ShardPlan::from_spec(&spec.shards).map(|p| p.count()).unwrap_or(0);
@@ -210,7 +210,7 @@ fn next(file: &Path, from: Option<&str>, count: usize, out: Out) -> Result<ExitC
 }
 
 async fn set_paused(name: &str, paused: bool, config: &Config, out: Out) -> Result<ExitCode> {
-    let wired = connect_migrated(config).await?;
+    let wired = connect_to_look(config).await?;
     let who = who();
     if !wired.ports.ledger.set_paused(name, paused.then_some(who.as_str()), &who, now_ms()).await? {
         return Err(unknown(&wired, name).await?);

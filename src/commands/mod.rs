@@ -43,6 +43,17 @@ pub async fn connect(config: &Config) -> Result<Wired> {
     Ok(wired)
 }
 
+/// For a command that only looks: a SQLite file that is not there is an error, not a file to be made.
+pub async fn connect_to_look(config: &Config) -> Result<Wired> {
+    if let Some(path) = config.ledger.url.strip_prefix("sqlite:").map(|p| p.strip_prefix("//").unwrap_or(p))
+        && !std::path::Path::new(path.split('?').next().unwrap_or(path)).exists()
+    {
+        let hint = "name the ledger with --ledger or SHARDCRON_LEDGER_URL, or make one with: shardcron jobs apply FILE";
+        return Err(Misuse(format!("there is no ledger at {}; {hint}", config.ledger.url)).into());
+    }
+    connect_migrated(config).await
+}
+
 /// Like [`connect`], with the tables there.
 pub async fn connect_migrated(config: &Config) -> Result<Wired> {
     let wired = connect(config).await?;

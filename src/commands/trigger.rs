@@ -1,6 +1,6 @@
 //! `shardcron trigger JOB`
 
-use super::{Misuse, connect_migrated, jobs::unknown};
+use super::{Misuse, connect_to_look, jobs::unknown};
 use crate::cli::Params;
 use crate::config::Config;
 use crate::output::{Out, draws, line, seconds};
@@ -38,7 +38,7 @@ pub struct TriggerArgs {
 
 /// Runs it.
 pub async fn run(args: TriggerArgs, config: Config, out: Out) -> Result<ExitCode> {
-    let wired = connect_migrated(&config).await?;
+    let wired = connect_to_look(&config).await?;
     let Some(job) = wired.ports.ledger.job(&args.job).await? else { return Err(unknown(&wired, &args.job).await?) };
     let params = parse_params(&args.params.params)?;
     let request_id = match args.request_id {

@@ -1,6 +1,6 @@
 //! `shardcron workers`
 
-use super::connect_migrated;
+use super::connect_to_look;
 use crate::config::Config;
 use crate::output::{Out, line, seconds, table};
 use anyhow::Result;
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 /// Lists the workers that the presence store remembers.
 pub async fn run(config: Config, out: Out) -> Result<ExitCode> {
-    let wired = connect_migrated(&config).await?;
+    let wired = connect_to_look(&config).await?;
     let mut workers = wired.ports.presence.workers().await?;
     workers.sort_by(|a, b| a.beat.name.cmp(&b.beat.name).then(a.beat.started_ms.cmp(&b.beat.started_ms)));
     let lost_after_ms = config.worker.lost_after.as_ms();

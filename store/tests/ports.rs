@@ -14,7 +14,7 @@ use testkit::shared;
 async fn redis() -> RedisStores {
     let (url, prefix) =
         tokio::task::spawn_blocking(|| (shared().redis_url().to_owned(), shared().fresh_redis_prefix())).await.unwrap();
-    RedisStores::connect(&url, &prefix).await.unwrap()
+    RedisStores::open(&url, &prefix).unwrap()
 }
 
 const TTL: Duration = Duration::from_secs(60);
@@ -170,7 +170,7 @@ async fn e_06_an_evicting_redis_is_named() {
         .await
         .unwrap()
         .unwrap();
-    let stores = RedisStores::connect(&server.url(), "x").await.unwrap();
+    let stores = RedisStores::open(&server.url(), "x").unwrap();
     let faults = stores.check_server().await.unwrap();
     assert!(faults.len() == 1 && faults[0].contains("allkeys-lru") && faults[0].contains("noeviction"), "{faults:?}");
     assert!(stores.server_version().await.unwrap().starts_with("Redis "));
@@ -180,7 +180,7 @@ async fn e_06_an_evicting_redis_is_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_restarts_is_found_again() {
     let mut server = tokio::task::spawn_blocking(testkit::Redis::start).await.unwrap().unwrap();
-    let stores = RedisStores::connect(&server.url(), "x").await.unwrap();
+    let stores = RedisStores::open(&server.url(), "x").unwrap();
     let lease = stores.lease("trigger");
     assert_eq!(lease.acquire("a", TTL).await.unwrap(), LeaseAnswer::Mine);
     let server = tokio::task::spawn_blocking(move || server.restart_wiped().map(|()| server)).await.unwrap().unwrap();
@@ -195,8 +195,13 @@ async fn a_redis_that_restarts_is_found_again() {
 async fn no_password_in_any_error() {
     let secret = "s3cr3t-pass";
     let errors = [
-        RedisStores::connect(&format!("redis://:{secret}@127.0.0.1:1/0"), "x").await.map(drop).unwrap_err(),
-        RedisStores::connect(&format!("redis//:{secret}@"), "x").await.map(drop).unwrap_err(),
+        RedisStores::open(&format!("redis://:{secret}@127.0.0.1:1/0"), "x")
+            .unwrap()
+            .server_version()
+            .await
+            .map(drop)
+            .unwrap_err(),
+        RedisStores::open(&format!("redis//:{secret}@"), "x").map(drop).unwrap_err(),
         connect(&format!("mysql://u:{secret}@127.0.0.1:1/x")).await,
         connect(&format!("mysql://u:{secret}@:no-port/x")).await,
         connect(&format!("postgres://u:{secret}@127.0.0.1/x")).await,

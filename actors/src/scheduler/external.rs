@@ -8,8 +8,8 @@ use crate::ports::{Backoff, Ports};
 use actix::Addr;
 use shardcron_broker::{BrokerError, TriggerDelivery, Triggers};
 use shardcron_domain::messages::TriggerReply;
-use shardcron_domain::{firing, trigger};
-use shardcron_store::{FireAction, FireIntent, FireOutcome, JobRecord, StoreError};
+use shardcron_domain::{ExecutionId, firing, trigger};
+use shardcron_store::{FireAction, FireIntent, FireOutcome, JobRecord, NewExecution, Params, StoreError};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -60,8 +60,14 @@ impl Pump {
     /// False: this scheduler no longer leads.
     async fn settle_one(&self, triggers: &mut Box<dyn Triggers>, delivery: &TriggerDelivery) -> bool {
         let mut backoff = Backoff::new();
+        // Drawn once for each delivery, not for each try: a firing whose answer was lost must be found again under its key.
+        let own_id = uuid::Uuid::now_v7();
         loop {
-            match self.handle(delivery).instrument(tracing::info_span!("trigger", epoch = self.term.epoch.0)).await {
+            match self
+                .handle(delivery, own_id)
+                .instrument(tracing::info_span!("trigger", epoch = self.term.epoch.0))
+                .await
+            {
                 Handled::Answer(reply) => {
                     triggers.settle(delivery, &reply).await;
                     return true;
@@ -75,7 +81,7 @@ impl Pump {
         }
     }
 
-    async fn handle(&self, delivery: &TriggerDelivery) -> Handled {
+    async fn handle(&self, delivery: &TriggerDelivery, own_id: uuid::Uuid) -> Handled {
         if !self.term.trusted(self.ports.clock.mono_ms()) {
             return Handled::Again("the lease is in doubt".into());
         }
@@ -89,30 +95,25 @@ impl Pump {
             Err(e) => return Handled::Again(e.to_string()),
         };
         let request_id = request.request_id.clone().or_else(|| delivery.transport_id.clone());
-        let intent = match self.intent(&record, request_id, request.params) {
+        let id = request_id.unwrap_or_else(|| own_id.to_string());
+        let intent = match self.intent(&record, &id, own_id, request.params) {
             Ok(intent) => intent,
             Err(sentence) => return self.reject(delivery, sentence).await,
         };
         self.fire(&record.name, intent).await
     }
 
-    fn intent(
-        &self,
-        record: &JobRecord,
-        request_id: Option<String>,
-        params: shardcron_store::Params,
-    ) -> Result<FireIntent, String> {
+    fn intent(&self, record: &JobRecord, id: &str, own_id: uuid::Uuid, params: Params) -> Result<FireIntent, String> {
         let spec =
             record.spec.as_ref().map_err(|e| format!("job '{}' can't be read: {e}; apply it again", record.name))?;
-        let id = request_id.unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
         let nominal_ms = self.ports.clock.now_ms();
         Ok(FireIntent {
             job: record.id,
             version: record.version,
-            fire_key: firing::request_key(&id),
+            fire_key: firing::request_key(id),
             nominal_ms,
             scheduled: false,
-            action: FireAction::Fire(new_execution(spec, params)?),
+            action: FireAction::Fire(NewExecution { id: ExecutionId(own_id), ..new_execution(spec, params)? }),
             next_fire_ms: None,
         })
     }

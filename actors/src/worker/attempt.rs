@@ -41,6 +41,14 @@ pub(super) enum End {
 }
 
 impl End {
+    /// What remains of it when the worker has been fenced: the shard is handed back, whatever the handler says it did.
+    pub(super) fn discarded(self) -> Self {
+        match self {
+            End::Record(ended) => End::Record(Ended { outcome: AttemptOutcome::HandBack, ..ended }),
+            other => other,
+        }
+    }
+
     /// The label of the metric.
     pub(super) fn word(&self) -> &'static str {
         match self {

@@ -16,6 +16,7 @@ use crate::telemetry;
 use actix::prelude::*;
 use shardcron_broker::{Acker, Arrival, Deliveries, Delivery, Tag};
 use shardcron_domain::flow::{Pace, worth_changing};
+use shardcron_domain::invariants::InvariantId;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::shard::{Checkpoint, Phase, Rejection};
 use shardcron_domain::{AttemptRef, Incarnation};
@@ -187,8 +188,13 @@ impl ConsumerActor {
         telemetry::worker_running(&self.parts.tier.name, self.running);
     }
 
+    /// Acks what the ledger has answered for (A1): an end that it took or refused, or a claim that it refused.
     fn settle(&mut self, attempts: impl Iterator<Item = AttemptRef>) {
-        let tags: Vec<Tag> = attempts.filter_map(|a| self.entries.remove(&a)).flat_map(|e| e.tags).collect();
+        let entries = attempts.filter_map(|a| self.entries.remove(&a));
+        let answered = entries.inspect(|e| {
+            telemetry::check(InvariantId::A1, e.step != Step::Claimed, "acked before the ledger answered")
+        });
+        let tags: Vec<Tag> = answered.flat_map(|e| e.tags).collect();
         if !tags.is_empty() {
             let acker = self.acker.clone();
             self.parts.ports.io.spawn(async move { acker.ack(&tags).await });
@@ -356,11 +362,7 @@ impl Handler<Finished> for ConsumerActor {
     fn handle(&mut self, Finished { attempt, end, took }: Finished, ctx: &mut Self::Context) {
         self.running = self.running.saturating_sub(1);
         self.show_running(-1);
-        if self.fenced {
-            // Somebody else may have the shard by now; nothing of ours may be recorded.
-            self.entries.remove(&attempt);
-            return;
-        }
+        let end = if self.fenced { end.discarded() } else { end };
         self.pace.observe(took.as_secs_f64() * 1_000.0);
         telemetry::attempt(&self.parts.tier.name, end.word(), took.as_secs_f64());
         match end {
@@ -457,7 +459,8 @@ impl Handler<Drain> for ConsumerActor {
     }
 }
 
-/// Stop all handlers, throw their results away, give all deliveries back.
+/// Stop all handlers, throw their results away, hand their shards back: somebody may be about to take them. The ledger has the
+/// last word on each.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Fence;
@@ -465,16 +468,11 @@ pub(super) struct Fence;
 impl Handler<Fence> for ConsumerActor {
     type Result = ();
 
-    fn handle(&mut self, _: Fence, _: &mut Self::Context) {
+    fn handle(&mut self, _: Fence, ctx: &mut Self::Context) {
         self.fenced = true;
+        self.draining = true;
         self.stop.cancel();
-        self.ready.clear();
         self.requeue_held();
-        let tags: Vec<Tag> = self.entries.drain().flat_map(|(_, e)| e.tags).collect();
-        let acker = self.acker.clone();
-        self.parts.ports.io.spawn(async move {
-            acker.requeue(&tags).await;
-            acker.stop().await;
-        });
+        self.give_back_ready(ctx);
     }
 }

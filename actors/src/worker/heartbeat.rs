@@ -3,7 +3,7 @@
 use super::consumer::{ConsumerActor, Fence};
 use super::{Shared, WorkerEnd, WorkerOptions};
 use crate::guardian::Ping;
-use crate::ports::{Ports, tell};
+use crate::ports::{Backoff, Ports, tell};
 use actix::prelude::*;
 use shardcron_domain::Incarnation;
 use shardcron_domain::liveness::must_fence;
@@ -36,21 +36,7 @@ impl HeartbeatActor {
         consumers: Vec<Addr<ConsumerActor>>,
         ended: watch::Sender<Option<WorkerEnd>>,
     ) -> Self {
-        let beat = WorkerBeat {
-            incarnation,
-            name: options.name,
-            host: options.host,
-            pid: std::process::id(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            started_ms: ports.clock.now_ms(),
-            tiers: options
-                .tiers
-                .iter()
-                .map(|t| (t.name.clone(), u32::try_from(t.concurrency).unwrap_or(u32::MAX)))
-                .collect(),
-            running: 0,
-            draining: false,
-        };
+        let beat = beat(&ports, incarnation, &options);
         let last_taken_ms = ports.clock.mono_ms();
         HeartbeatActor {
             ports,
@@ -91,7 +77,7 @@ impl HeartbeatActor {
         self.fenced = true;
         tracing::error!(
             silent_ms,
-            "no heartbeat was taken for two thirds of the lost-after time: stopping all handlers and throwing their results away"
+            "no heartbeat was taken for two thirds of the lost-after time: stopping all handlers and handing their shards back"
         );
         let (consumers, ended) = (self.consumers.clone(), self.ended.clone());
         actix::spawn(async move {
@@ -99,6 +85,39 @@ impl HeartbeatActor {
             ended.send_replace(Some(WorkerEnd::Fenced));
         });
     }
+}
+
+fn beat(ports: &Ports, incarnation: Incarnation, options: &WorkerOptions) -> WorkerBeat {
+    WorkerBeat {
+        incarnation,
+        name: options.name.clone(),
+        host: options.host.clone(),
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        started_ms: ports.clock.now_ms(),
+        tiers: options
+            .tiers
+            .iter()
+            .map(|t| (t.name.clone(), u32::try_from(t.concurrency).unwrap_or(u32::MAX)))
+            .collect(),
+        running: 0,
+        draining: false,
+    }
+}
+
+/// Beats until a beat is taken; said once, not at each try.
+pub(super) async fn first_beat(ports: &Ports, incarnation: Incarnation, options: &WorkerOptions) {
+    let (presence, beat, lost_after) = (ports.presence.clone(), beat(ports, incarnation, options), options.lost_after);
+    let beats = ports.io.spawn(async move {
+        let (mut backoff, mut said) = (Backoff::new(), false);
+        while let Err(e) = presence.beat(&beat, lost_after).await {
+            if !std::mem::replace(&mut said, true) {
+                tracing::warn!(error = %e, "no heartbeat is taken; the worker takes no shards until one is");
+            }
+            tokio::time::sleep(backoff.next()).await;
+        }
+    });
+    let _ = beats.await;
 }
 
 impl Actor for HeartbeatActor {

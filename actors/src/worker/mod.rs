@@ -97,6 +97,8 @@ impl Worker {
     /// The broker refuses for good: a sentence for the person who configures it.
     pub async fn start(ports: Ports, options: WorkerOptions, on_fatal: Arc<OnFatal>) -> Result<Self, BrokerError> {
         let incarnation = Incarnation(uuid::Uuid::now_v7());
+        // Nobody vouches for what a worker without a heartbeat runs, so it takes nothing before its first beat is taken.
+        heartbeat::first_beat(&ports, incarnation, &options).await;
         let shared = Arc::new(Shared::default());
         let (ended_tx, ended) = watch::channel(None);
         let mut arbiters: Vec<Arbiter> = (0..2).map(|_| Arbiter::new()).collect();
@@ -179,9 +181,13 @@ impl Worker {
         }
     }
 
-    /// Ends a fenced incarnation: its handlers have been stopped, and nothing of it is recorded.
+    /// Ends a fenced incarnation: waits until its handlers have stopped and their shards are handed back (the ledger refuses that
+    /// where somebody has taken them), then stops. Costs no try.
     pub async fn discard(self) {
         tell(self.guardian, StandDown).await;
+        let drains = self.consumers.iter().map(|c| c.send(consumer::Drain(Duration::ZERO)));
+        futures_util::future::join_all(drains).await;
+        tell(self.recorder, recorder::Flush).await;
         for arbiter in self.arbiters {
             arbiter.stop();
         }

@@ -86,10 +86,10 @@ impl<'a> Values<'a> {
         let mut known: Vec<String> = self.built_in().iter().map(|(name, _)| (*name).to_owned()).collect();
         known.extend(self.context.params.keys().cloned());
         let hint = match suggest(name, known.iter().map(String::as_str)) {
-            Some(near) => format!("; did you mean ':{near}'?"),
+            Some(near) => format!(" (did you mean ':{near}'?)"),
             None => String::new(),
         };
-        format!("the sql names ':{name}', which this shard does not have{hint} It has: :{}", known.join(", :"))
+        format!("the sql names ':{name}', which this shard does not have{hint}. It has: :{}", known.join(", :"))
     }
 }
 

@@ -49,12 +49,12 @@ fn pool_error(error: &PoolError) -> StoreError {
 }
 
 impl RedisStores {
-    /// Connects to `redis://[:password@]host:port[/database]`. All keys begin with `prefix` and a colon.
+    /// Stores at `redis://[:password@]host:port[/database]`. All keys begin with `prefix` and a colon. Connections are made when
+    /// they are needed, so a server that is not up yet is no reason not to start (case D-07); each call says if it is away.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for a URL that can't be read (it is not quoted); [`StoreError::Unavailable`] if the server does
-    /// not answer.
-    pub async fn connect(url: &str, prefix: &str) -> Result<Self> {
+    /// [`StoreError::Invalid`] for a URL that can't be read (it is not quoted).
+    pub fn open(url: &str, prefix: &str) -> Result<Self> {
         let unreadable = |_| {
             StoreError::Invalid("the URL of Redis can't be read; it looks like redis://:password@host:6379/0".into())
         };
@@ -68,9 +68,7 @@ impl RedisStores {
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|e| StoreError::Unavailable { store: "redis", detail: e.to_string() })?;
-        let stores = RedisStores { client, pool, prefix: prefix.to_owned() };
-        stores.connection().await?;
-        Ok(stores)
+        Ok(RedisStores { client, pool, prefix: prefix.to_owned() })
     }
 
     /// A lease of this name, on a connection of its own.
