@@ -27,8 +27,18 @@ async fn b_01_connections_that_the_server_closed_are_replaced() {
             other.execute_script(statement).await.ok();
         }
         let at = attempt(id, index, 1);
-        assert!(ledger.claim(me, &[at], T0).await.unwrap()[0].is_ok(), "round {index}");
-        assert!(ledger.record(me, &[success(at)], T0).await.unwrap()[0].is_ok(), "round {index}");
+        // A server that closes a connection while the call is on its way answers with a fault once (MySQL kills in its own time);
+        // the same call again finds a new connection, and does nothing twice.
+        let claimed = match ledger.claim(me, &[at], T0).await {
+            Err(e) if e.is_transient() => ledger.claim(me, &[at], T0).await,
+            other => other,
+        };
+        assert!(claimed.unwrap()[0].is_ok(), "round {index}");
+        let recorded = match ledger.record(me, &[success(at)], T0).await {
+            Err(e) if e.is_transient() => ledger.record(me, &[success(at)], T0).await,
+            other => other,
+        };
+        assert!(recorded.unwrap()[0].is_ok(), "round {index}");
     }
     assert_eq!(ledger.tally(id).await.unwrap().0.counted, 20);
 }
@@ -190,7 +200,7 @@ async fn periodic_queries_use_indexes() {
         (format!("UPDATE shards SET state = 1 WHERE execution_id = x'{hex}' AND shard_index IN (1,2,3) AND attempt = 1 AND state = 0"), "shards"),
     ];
     for (sql, table) in cases {
-        let plan = ledger.query(&format!("EXPLAIN {sql}"), &[]).await.unwrap();
+        let plan = ledger.query(&format!("EXPLAIN FORMAT=TRADITIONAL {sql}"), &[]).await.unwrap();
         let row =
             plan.iter().find(|row| row[2] == SqlArg::Text(table.into())).unwrap_or_else(|| panic!("{sql}: {plan:?}"));
         // MySQL has a column "partitions" before "type" where MariaDB has none.
