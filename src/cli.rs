@@ -30,7 +30,9 @@ pub struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Show the main job on real input, with a worker killed in the middle
-    #[command(after_help = "Examples:\n  shardcron demo\n  shardcron demo --keep /tmp/demo\n  shardcron demo --cluster    # on the services of the configuration")]
+    #[command(
+        after_help = "Examples:\n  shardcron demo\n  shardcron demo --keep /tmp/demo\n  shardcron demo --cluster    # on the services of the configuration"
+    )]
     Demo(demo::DemoArgs),
     /// Run a scheduler and a worker in one process
     Up,
@@ -42,7 +44,9 @@ enum Command {
     #[command(subcommand)]
     Jobs(commands::jobs::JobsCommand),
     /// Fire a job by hand
-    #[command(after_help = "Examples:\n  shardcron trigger reconcile-flights --wait\n  shardcron trigger settle --param date=2013-01-31 --request-id settle-2013-01-31")]
+    #[command(
+        after_help = "Examples:\n  shardcron trigger reconcile-flights --wait\n  shardcron trigger settle --param date=2013-01-31 --request-id settle-2013-01-31"
+    )]
     Trigger(commands::trigger::TriggerArgs),
     /// Look at executions
     #[command(subcommand)]
@@ -92,7 +96,10 @@ pub fn main() -> ExitCode {
 /// }
 /// ```
 #[must_use]
-pub fn run_with(arguments: impl IntoIterator<Item = std::ffi::OsString>, registry: shardcron_sdk::Registry) -> ExitCode {
+pub fn run_with(
+    arguments: impl IntoIterator<Item = std::ffi::OsString>,
+    registry: shardcron_sdk::Registry,
+) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(e) => {

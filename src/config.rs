@@ -91,7 +91,10 @@ pub struct HttpConfig {
 
 impl std::fmt::Debug for HttpConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HttpConfig").field("listen", &self.listen).field("token", &self.token.as_ref().map(|_| "…")).finish()
+        f.debug_struct("HttpConfig")
+            .field("listen", &self.listen)
+            .field("token", &self.token.as_ref().map(|_| "…"))
+            .finish()
     }
 }
 
@@ -117,7 +120,12 @@ pub struct SchedulerConfig {
 
 impl Default for SchedulerConfig {
     fn default() -> Self {
-        SchedulerConfig { name: None, lease_ttl: Span::secs(5), sweep_every: Span::secs(1), republish_after: Span::secs(5) }
+        SchedulerConfig {
+            name: None,
+            lease_ttl: Span::secs(5),
+            sweep_every: Span::secs(1),
+            republish_after: Span::secs(5),
+        }
     }
 }
 
@@ -228,14 +236,22 @@ impl Config {
         for (tier, concurrency) in &self.worker.tiers {
             shardcron_domain::job::check_name(tier, 32).map_err(|e| anyhow::anyhow!("worker.tiers: {e}"))?;
             if *concurrency == 0 || *concurrency > CONCURRENCY_MAX {
-                bail!("worker.tiers.{tier}: {concurrency} attempts at the same time; 1 to {CONCURRENCY_MAX} are possible");
+                bail!(
+                    "worker.tiers.{tier}: {concurrency} attempts at the same time; 1 to {CONCURRENCY_MAX} are possible"
+                );
             }
         }
         if self.worker.lost_after < Span(300) {
-            bail!("worker.lost_after = \"{}\" is too short to tell a lost worker from a busy one; 300ms is the least", self.worker.lost_after);
+            bail!(
+                "worker.lost_after = \"{}\" is too short to tell a lost worker from a busy one; 300ms is the least",
+                self.worker.lost_after
+            );
         }
         if self.scheduler.lease_ttl < Span(300) {
-            bail!("scheduler.lease_ttl = \"{}\" is too short to be renewed in time; 300ms is the least", self.scheduler.lease_ttl);
+            bail!(
+                "scheduler.lease_ttl = \"{}\" is too short to be renewed in time; 300ms is the least",
+                self.scheduler.lease_ttl
+            );
         }
         if !matches!(self.log.format.as_str(), "text" | "json") {
             bail!("log.format = \"{}\"; text and json are possible", self.log.format);
@@ -253,8 +269,12 @@ fn read(path: &Path) -> Result<toml::Table> {
 
 fn value_of(key: &str, text: &str) -> Result<toml::Value> {
     Ok(match key {
-        "ledger.migrate" => toml::Value::Boolean(text.parse().with_context(|| format!("'{text}' is not true or false"))?),
-        "worker.allow_exec" => toml::Value::Array(text.split(',').map(|t| toml::Value::String(t.trim().to_owned())).collect()),
+        "ledger.migrate" => {
+            toml::Value::Boolean(text.parse().with_context(|| format!("'{text}' is not true or false"))?)
+        }
+        "worker.allow_exec" => {
+            toml::Value::Array(text.split(',').map(|t| toml::Value::String(t.trim().to_owned())).collect())
+        }
         "worker.tiers" => {
             let mut tiers = toml::Table::new();
             for part in text.split(',') {
@@ -298,7 +318,8 @@ mod tests {
     fn variables_win_over_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("shardcron.toml");
-        std::fs::write(&path, "[worker]\nlost_after = \"9s\"\ntiers = { core = 2 }\n[redis]\nurl = \"redis://x\"\n").unwrap();
+        std::fs::write(&path, "[worker]\nlost_after = \"9s\"\ntiers = { core = 2 }\n[redis]\nurl = \"redis://x\"\n")
+            .unwrap();
         let vars = |name: &str| match name {
             "SHARDCRON_WORKER_TIERS" => Some("core=3, bulk=1".to_owned()),
             "SHARDCRON_WORKER_ALLOW_EXEC" => Some("python3,sh".to_owned()),

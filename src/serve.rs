@@ -36,11 +36,17 @@ const GAVE_UP: i32 = 70;
 /// Logs for a command that a person waits for: warnings only, plain, to standard error.
 pub fn log_plainly() {
     let filter = EnvFilter::try_from_env("SHARDCRON_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().with_target(false).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .try_init();
 }
 
 fn log(config: &Config) -> Result<()> {
-    let filter = EnvFilter::try_new(&config.log.filter).with_context(|| format!("log.filter = \"{}\"", config.log.filter))?;
+    let filter =
+        EnvFilter::try_new(&config.log.filter).with_context(|| format!("log.filter = \"{}\"", config.log.filter))?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
     match config.log.format.as_str() {
@@ -119,7 +125,13 @@ async fn run(
 }
 
 /// Keeps a worker alive through its incarnations until the shutdown, then drains it.
-async fn live(config: &Config, wired: &Wired, registry: Registry, on_fatal: Arc<OnFatal>, shutdown: &CancellationToken) -> Result<()> {
+async fn live(
+    config: &Config,
+    wired: &Wired,
+    registry: Registry,
+    on_fatal: Arc<OnFatal>,
+    shutdown: &CancellationToken,
+) -> Result<()> {
     let options = worker_options(config, wired, registry);
     loop {
         let start = Worker::start(wired.ports.clone(), options.clone(), on_fatal.clone());
@@ -202,7 +214,8 @@ fn scheduler_options(config: &Config) -> SchedulerOptions {
 }
 
 fn worker_options(config: &Config, wired: &Wired, registry: Registry) -> WorkerOptions {
-    let mut options = HandlerOptions::new(wired.ports.ledger.clone(), registry).allow_exec(config.worker.allow_exec.clone());
+    let mut options =
+        HandlerOptions::new(wired.ports.ledger.clone(), registry).allow_exec(config.worker.allow_exec.clone());
     if let Some(dir) = &config.worker.work_dir {
         options = options.work_dir(dir.clone());
     }
@@ -211,7 +224,12 @@ fn worker_options(config: &Config, wired: &Wired, registry: Registry) -> WorkerO
     WorkerOptions {
         name: config.worker.name.clone().unwrap_or_else(|| format!("{}-{}", host(), std::process::id())),
         host: host(),
-        tiers: config.worker.tiers.iter().map(|(name, n)| TierOptions { name: name.clone(), concurrency: *n }).collect(),
+        tiers: config
+            .worker
+            .tiers
+            .iter()
+            .map(|(name, n)| TierOptions { name: name.clone(), concurrency: *n })
+            .collect(),
         lost_after: config.worker.lost_after.as_std(),
         ack_horizon: config.worker.ack_horizon.as_std(),
         resolve,
@@ -227,7 +245,11 @@ async fn start_web(
 ) -> Result<Option<WebHandle>> {
     let (listen, asked_for) = match config.http.listen.as_deref() {
         Some("off") => return Ok(None),
-        Some(text) => (text.parse::<SocketAddr>().with_context(|| format!("http.listen = \"{text}\" is not written like 127.0.0.1:8081"))?, true),
+        Some(text) => (
+            text.parse::<SocketAddr>()
+                .with_context(|| format!("http.listen = \"{text}\" is not written like 127.0.0.1:8081"))?,
+            true,
+        ),
         None => (SocketAddr::from(([127, 0, 0, 1], 8081)), false),
     };
     let state = Arc::new(PortsState::new(wired.ports.ledger.clone(), wired.ports.presence.clone(), own));

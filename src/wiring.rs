@@ -33,18 +33,19 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         Some(url) => Some(redis(url, config).await?),
         None => None,
     };
-    let (lease, presence, idempotency): (Arc<dyn LeaseStore>, Arc<dyn Presence>, Arc<dyn IdempotencyStore>) = match &redis {
-        Some(stores) => (
-            Arc::new(stores.lease("trigger")),
-            Arc::new(stores.presence()),
-            Arc::new(stores.idempotency(config.redis.idempotency_ttl.as_std())),
-        ),
-        None => (
-            Arc::new(LedgerLease { ledger: sql.clone(), name: "trigger".into() }),
-            Arc::new(LedgerPresence { ledger: sql.clone() }),
-            Arc::new(NoIdempotency),
-        ),
-    };
+    let (lease, presence, idempotency): (Arc<dyn LeaseStore>, Arc<dyn Presence>, Arc<dyn IdempotencyStore>) =
+        match &redis {
+            Some(stores) => (
+                Arc::new(stores.lease("trigger")),
+                Arc::new(stores.presence()),
+                Arc::new(stores.idempotency(config.redis.idempotency_ttl.as_std())),
+            ),
+            None => (
+                Arc::new(LedgerLease { ledger: sql.clone(), name: "trigger".into() }),
+                Arc::new(LedgerPresence { ledger: sql.clone() }),
+                Arc::new(NoIdempotency),
+            ),
+        };
     let broker = broker(config, name, ledger.clone())?;
     let ports = Ports {
         ledger,
@@ -65,7 +66,11 @@ async fn redis(url: &str, config: &Config) -> Result<RedisStores> {
 fn broker(config: &Config, name: &str, ledger: Arc<dyn Ledger>) -> Result<Arc<dyn Broker>> {
     Ok(match &config.broker.url {
         Some(url) => {
-            let options = RabbitOptions { prefix: config.broker.prefix.clone(), name: name.to_owned(), ..RabbitOptions::default() };
+            let options = RabbitOptions {
+                prefix: config.broker.prefix.clone(),
+                name: name.to_owned(),
+                ..RabbitOptions::default()
+            };
             Arc::new(RabbitMq::connect(url, options).with_context(|| format!("broker.url {}", masked(url)))?)
         }
         None => Arc::new(LedgerBroker::new(ledger, config.broker.poll.as_std())),

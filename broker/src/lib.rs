@@ -5,6 +5,8 @@
 //!
 //! Must not: decide what to hand out, whether a delivery is still wanted, or when to ack. It carries out.
 
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that can't go on should stop where it is"))]
+
 pub mod codec;
 pub mod ledger;
 pub mod metric_definitions;

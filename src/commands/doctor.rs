@@ -34,7 +34,11 @@ pub async fn run(config: Config, out: Out) -> Result<ExitCode> {
         Ok(Err(e)) => checks.push(bad("configuration", format!("{e:#}"))),
         Err(_) => checks.push(bad(
             "ledger",
-            format!("{} does not answer within {} s; is it up, and is ledger.url right?", masked(&config.ledger.url), PATIENCE.as_secs()),
+            format!(
+                "{} does not answer within {} s; is it up, and is ledger.url right?",
+                masked(&config.ledger.url),
+                PATIENCE.as_secs()
+            ),
         )),
     }
     if checks.is_empty() {
@@ -104,7 +108,10 @@ async fn broker(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
         Ok(version) => checks.push(good("broker", format!("{} ({version})", masked(url)))),
         Err(_) => {
             let why = format!("{:?}", *broker.state().borrow());
-            return checks.push(bad("broker", format!("{} is not reachable ({why}); is it up, and is broker.url right?", masked(url))));
+            return checks.push(bad(
+                "broker",
+                format!("{} is not reachable ({why}); is it up, and is broker.url right?", masked(url)),
+            ));
         }
     }
     match broker.declare(&tiers).await {

@@ -43,7 +43,13 @@ pub async fn run(command: ExecutionsCommand, config: Config, out: Out) -> Result
     }
 }
 
-async fn list(job: Option<&str>, before: Option<ExecutionId>, limit: usize, config: &Config, out: Out) -> Result<ExitCode> {
+async fn list(
+    job: Option<&str>,
+    before: Option<ExecutionId>,
+    limit: usize,
+    config: &Config,
+    out: Out,
+) -> Result<ExitCode> {
     let wired = connect_migrated(config).await?;
     let rows = wired.ports.ledger.executions(job, before, limit.clamp(1, 1_000)).await?;
     out.answer(&rows, || {
@@ -78,9 +84,18 @@ async fn show(id: ExecutionId, all: bool, config: &Config, out: Out) -> Result<E
     out.answer(&json!({ "execution": row, "shards": shards, "attempts": attempts }), || {
         line(&format!("execution  {}", row.id));
         line(&format!("job        {} (version {})", row.job, row.version));
-        line(&format!("fired      {} for {} ({}), epoch {}", instant(Some(row.fired_ms)), instant(Some(row.nominal_ms)), row.fire_key, row.epoch));
+        line(&format!(
+            "fired      {} for {} ({}), epoch {}",
+            instant(Some(row.fired_ms)),
+            instant(Some(row.nominal_ms)),
+            row.fire_key,
+            row.epoch
+        ));
         line(&format!("state      {}", row.phase.word()));
-        line(&format!("shards     {} in all, {} well, {} failed, {} cancelled", row.shards_total, row.succeeded, row.failed, row.cancelled));
+        line(&format!(
+            "shards     {} in all, {} well, {} failed, {} cancelled",
+            row.shards_total, row.succeeded, row.failed, row.cancelled
+        ));
         if let Some(ended) = row.ended_ms {
             line(&format!("took       {}", seconds(ended - row.fired_ms)));
         }
@@ -89,9 +104,18 @@ async fn show(id: ExecutionId, all: bool, config: &Config, out: Out) -> Result<E
             table(
                 &["shard", "state", "attempt", "failures", "worker", "checkpoint", "rows"],
                 shown.iter().map(|s| {
-                    let checkpoint = s.checkpoint.as_ref().and_then(|c| serde_json::to_string(c).ok()).unwrap_or_else(|| "-".into());
+                    let checkpoint =
+                        s.checkpoint.as_ref().and_then(|c| serde_json::to_string(c).ok()).unwrap_or_else(|| "-".into());
                     let owner = s.owner.map_or_else(|| "-".into(), |o| o.to_string());
-                    vec![s.index.to_string(), s.phase.word().into(), s.attempt.to_string(), s.failures.to_string(), owner, checkpoint, number(s.rows_done)]
+                    vec![
+                        s.index.to_string(),
+                        s.phase.word().into(),
+                        s.attempt.to_string(),
+                        s.failures.to_string(),
+                        owner,
+                        checkpoint,
+                        number(s.rows_done),
+                    ]
                 }),
             );
         }
@@ -101,7 +125,13 @@ async fn show(id: ExecutionId, all: bool, config: &Config, out: Out) -> Result<E
             table(
                 &["shard", "attempt", "ended", "after", "why"],
                 bad.iter().map(|a| {
-                    vec![a.index.to_string(), a.attempt.to_string(), a.outcome.clone(), seconds(a.ended_ms - a.started_ms), a.message.clone().unwrap_or_default()]
+                    vec![
+                        a.index.to_string(),
+                        a.attempt.to_string(),
+                        a.outcome.clone(),
+                        seconds(a.ended_ms - a.started_ms),
+                        a.message.clone().unwrap_or_default(),
+                    ]
                 }),
             );
         }

@@ -80,7 +80,10 @@ pub fn with_next(jobs: Vec<JobSpec>, now_ms: i64) -> Result<Vec<(JobSpec, Option
     jobs.into_iter()
         .map(|job| {
             let next = match &job.schedule {
-                Some(schedule) => schedule.compile().and_then(|s| s.next_after(now_ms)).with_context(|| format!("job '{}'", job.name))?,
+                Some(schedule) => schedule
+                    .compile()
+                    .and_then(|s| s.next_after(now_ms))
+                    .with_context(|| format!("job '{}'", job.name))?,
                 None => None,
             };
             Ok((job, next))
@@ -112,7 +115,9 @@ async fn apply(file: &Path, config: &Config, out: Out) -> Result<ExitCode> {
 fn validate(file: &Path, out: Out) -> Result<ExitCode> {
     let jobs = read(file)?;
     let names: Vec<&str> = jobs.iter().map(|j| j.name.as_str()).collect();
-    out.answer(&json!({ "valid": names }), || line(&format!("{}: {} valid ({})", file.display(), plural(names.len(), "job"), names.join(", "))));
+    out.answer(&json!({ "valid": names }), || {
+        line(&format!("{}: {} valid ({})", file.display(), plural(names.len(), "job"), names.join(", ")))
+    });
     Ok(ExitCode::SUCCESS)
 }
 

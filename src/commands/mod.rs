@@ -23,7 +23,8 @@ pub struct Misuse(pub String);
 /// Runs a command on a small runtime of its own.
 pub fn run(command: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
     crate::serve::log_plainly();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("the runtime")?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("the runtime")?;
     let result = runtime.block_on(command);
     runtime.shutdown_timeout(Duration::from_millis(200));
     result
@@ -32,9 +33,13 @@ pub fn run(command: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> 
 /// Connects for one command: a person is waiting, so a server that is away is an error after a while and not a reason to wait.
 pub async fn connect(config: &Config) -> Result<Wired> {
     let name = format!("shardcron-cli-{}", std::process::id());
-    let wired = tokio::time::timeout(Duration::from_secs(15), wiring::connect(config, &name))
-        .await
-        .map_err(|_| anyhow::anyhow!("the ledger {} is not reachable; is it up, and is ledger.url right?", crate::config::masked(&config.ledger.url)))??;
+    let wired =
+        tokio::time::timeout(Duration::from_secs(15), wiring::connect(config, &name)).await.map_err(|_| {
+            anyhow::anyhow!(
+                "the ledger {} is not reachable; is it up, and is ledger.url right?",
+                crate::config::masked(&config.ledger.url)
+            )
+        })??;
     Ok(wired)
 }
 

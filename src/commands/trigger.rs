@@ -46,7 +46,8 @@ pub async fn run(args: TriggerArgs, config: Config, out: Out) -> Result<ExitCode
     };
     let request = TriggerRequest { job: args.job.clone(), params, request_id: Some(request_id.clone()) };
     wired.ports.broker.send_trigger(&request).await?;
-    let decision = wait_for_decision(&wired, job.id, &request_key(&request_id), Duration::from_secs(args.patience)).await?;
+    let decision =
+        wait_for_decision(&wired, job.id, &request_key(&request_id), Duration::from_secs(args.patience)).await?;
     let Some(decision) = decision else {
         anyhow::bail!(
             "no scheduler took the trigger within {} s; it stays where it is and fires when one leads. Is a scheduler running? \
@@ -56,9 +57,12 @@ pub async fn run(args: TriggerArgs, config: Config, out: Out) -> Result<ExitCode
     };
     let (Some(execution), true) = (decision.execution, decision.reason.is_none()) else {
         let reason = decision.reason.clone().unwrap_or_else(|| "not fired".into());
-        out.answer(&json!({ "outcome": decision.kind.word(), "execution": decision.execution, "message": reason }), || {
-            line(&format!("not fired: {reason}"));
-        });
+        out.answer(
+            &json!({ "outcome": decision.kind.word(), "execution": decision.execution, "message": reason }),
+            || {
+                line(&format!("not fired: {reason}"));
+            },
+        );
         return Ok(ExitCode::FAILURE);
     };
     if !args.wait {
@@ -70,7 +74,13 @@ pub async fn run(args: TriggerArgs, config: Config, out: Out) -> Result<ExitCode
     let row = wait_for_end(&wired, execution, !out.json).await?;
     out.answer(&row, || {
         let took = row.ended_ms.unwrap_or(row.fired_ms) - row.fired_ms;
-        line(&format!("{}: execution {execution}, {} of {} shards well, {}", row.phase.word(), row.succeeded, row.shards_total, seconds(took)));
+        line(&format!(
+            "{}: execution {execution}, {} of {} shards well, {}",
+            row.phase.word(),
+            row.succeeded,
+            row.shards_total,
+            seconds(took)
+        ));
         if row.failed > 0 {
             line(&format!("{} shards failed; see: shardcron executions show {execution}", row.failed));
         }
@@ -82,7 +92,8 @@ pub async fn run(args: TriggerArgs, config: Config, out: Out) -> Result<ExitCode
 pub fn parse_params(params: &[String]) -> Result<shardcron_store::Params> {
     let mut map = shardcron_store::Params::new();
     for param in params {
-        let (key, text) = param.split_once('=').ok_or_else(|| Misuse(format!("'{param}' is not written like key=value")))?;
+        let (key, text) =
+            param.split_once('=').ok_or_else(|| Misuse(format!("'{param}' is not written like key=value")))?;
         let value = serde_json::from_str(text).unwrap_or_else(|_| serde_json::Value::String(text.to_owned()));
         map.insert(key.to_owned(), value);
     }
@@ -90,7 +101,12 @@ pub fn parse_params(params: &[String]) -> Result<shardcron_store::Params> {
 }
 
 /// Waits until the leader has decided about a fire key.
-pub async fn wait_for_decision(wired: &Wired, job: JobId, key: &str, patience: Duration) -> Result<Option<DecisionRow>> {
+pub async fn wait_for_decision(
+    wired: &Wired,
+    job: JobId,
+    key: &str,
+    patience: Duration,
+) -> Result<Option<DecisionRow>> {
     let until = Instant::now() + patience;
     loop {
         if let Some(decision) = wired.ports.ledger.decision(job, key).await? {
@@ -110,7 +126,9 @@ pub async fn wait_for_end(wired: &Wired, id: ExecutionId, show: bool) -> Result<
         bar.set_style(style.progress_chars("=> "));
     }
     loop {
-        let Some(row) = wired.ports.ledger.execution(id).await? else { anyhow::bail!("execution {id} is not in the ledger") };
+        let Some(row) = wired.ports.ledger.execution(id).await? else {
+            anyhow::bail!("execution {id} is not in the ledger")
+        };
         bar.set_length(row.shards_total.into());
         bar.set_position((row.succeeded + row.failed + row.cancelled).into());
         bar.set_message(format!("({} running)", row.running.unwrap_or(0)));

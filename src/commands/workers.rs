@@ -18,7 +18,8 @@ pub async fn run(config: Config, out: Out) -> Result<ExitCode> {
         (false, true) => "draining",
         (false, false) => "alive",
     };
-    let rows: Vec<_> = workers.iter().map(|w| json!({ "worker": w.beat, "state": state(w), "age_ms": w.age_ms })).collect();
+    let rows: Vec<_> =
+        workers.iter().map(|w| json!({ "worker": w.beat, "state": state(w), "age_ms": w.age_ms })).collect();
     out.answer(&rows, || {
         if workers.is_empty() {
             line("no worker has been seen; start one with: shardcron worker");

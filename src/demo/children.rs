@@ -92,7 +92,9 @@ impl Children {
 
     /// A process that has ended by itself, which none should.
     pub fn ended(&mut self) -> Option<String> {
-        self.running.iter_mut().find_map(|(name, _, child)| matches!(child.try_wait(), Ok(Some(_))).then(|| name.clone()))
+        self.running
+            .iter_mut()
+            .find_map(|(name, _, child)| matches!(child.try_wait(), Ok(Some(_))).then(|| name.clone()))
     }
 
     /// Asks all to end, and waits.

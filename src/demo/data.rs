@@ -50,7 +50,11 @@ fn rows(text: &[u8], columns: &[&str], numbers: usize) -> Result<Vec<Vec<SqlArg>
         let mut row = Vec::with_capacity(wanted.len());
         for (i, at) in wanted.iter().enumerate() {
             let text = record.get(*at).unwrap_or("");
-            row.push(if i < numbers { SqlArg::Int(text.parse().context("an id")?) } else { SqlArg::Text(text.to_owned()) });
+            row.push(if i < numbers {
+                SqlArg::Int(text.parse().context("an id")?)
+            } else {
+                SqlArg::Text(text.to_owned())
+            });
         }
         rows.push(row);
     }

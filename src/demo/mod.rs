@@ -79,7 +79,8 @@ async fn demo(args: &DemoArgs, config: Config, dir: PathBuf, out: Out) -> Result
     };
     let wired = wiring::connect(&config, "shardcron-demo").await?;
     wired.ports.ledger.migrate().await.context("the ledger's tables")?;
-    say("Shardcron demo: every flight that left New York City in 2013, matched against the aircraft register.".to_owned());
+    say("Shardcron demo: every flight that left New York City in 2013, matched against the aircraft register."
+        .to_owned());
     let loaded = data::load(&wired.sql).await.context("loading the example's data")?;
     say(format!(
         "  loaded   {} flights and {} planes into {} in {:.1} s",
@@ -100,7 +101,10 @@ async fn demo(args: &DemoArgs, config: Config, dir: PathBuf, out: Out) -> Result
     for n in 1..=3 {
         children.start(Role::Worker, &format!("worker-{n}"))?;
     }
-    say(format!("  started  {schedulers} scheduler{} and 3 workers as processes", if schedulers == 1 { "" } else { "s" }));
+    say(format!(
+        "  started  {schedulers} scheduler{} and 3 workers as processes",
+        if schedulers == 1 { "" } else { "s" }
+    ));
 
     let Some(job) = wired.ports.ledger.job(JOB).await? else { bail!("the job is not in the ledger") };
     let request_id = uuid::Uuid::now_v7().to_string();

@@ -85,12 +85,17 @@ impl Report {
     /// Every figure is as published, nothing lost, nothing twice, and who was killed was made up for.
     pub fn all_well(&self) -> bool {
         let killed_worker = self.killed.iter().any(|k| k.starts_with("worker"));
-        self.matches_published && self.recorded_twice == 0 && self.lost == 0 && self.rows_twice == 0 && (!killed_worker || self.taken_over > 0)
+        self.matches_published
+            && self.recorded_twice == 0
+            && self.lost == 0
+            && self.rows_twice == 0
+            && (!killed_worker || self.taken_over > 0)
     }
 
     pub fn print(&self, args: &DemoArgs, config: &Config, dir: &Path) {
         line("");
-        let verdict = |found: u64, published: u64| if found == published { "✓".to_owned() } else { "WRONG".to_owned() };
+        let verdict =
+            |found: u64, published: u64| if found == published { "✓".to_owned() } else { "WRONG".to_owned() };
         let mut rows: Vec<Vec<String>> = BY_CARRIER
             .iter()
             .map(|(carrier, published)| {
@@ -99,22 +104,39 @@ impl Report {
             })
             .collect();
         rows.push(vec!["all".into(), number(self.unmatched), number(UNMATCHED), verdict(self.unmatched, UNMATCHED)]);
-        rows.push(vec!["tail numbers".into(), number(self.distinct_tailnums), number(TAILNUMS), verdict(self.distinct_tailnums, TAILNUMS)]);
+        rows.push(vec![
+            "tail numbers".into(),
+            number(self.distinct_tailnums),
+            number(TAILNUMS),
+            verdict(self.distinct_tailnums, TAILNUMS),
+        ]);
         table(&["carrier", "unmatched flights", "published", ""], rows);
         line("");
-        line(&format!("  {} shards, {} attempts, {} taken over from the dead, in {:.1} s", self.shards, self.attempts, self.taken_over, self.seconds));
-        line(&format!("  results recorded twice: {}   lost: {}   rows written twice: {}", self.recorded_twice, self.lost, self.rows_twice));
+        line(&format!(
+            "  {} shards, {} attempts, {} taken over from the dead, in {:.1} s",
+            self.shards, self.attempts, self.taken_over, self.seconds
+        ));
+        line(&format!(
+            "  results recorded twice: {}   lost: {}   rows written twice: {}",
+            self.recorded_twice, self.lost, self.rows_twice
+        ));
         line("");
         if !self.all_well() {
             line("The figures do NOT match. Run it again with --keep DIR and look into the logs there.");
             return;
         }
-        let ledger = if args.cluster { masked(&config.ledger.url) } else { format!("sqlite://{}", dir.join("shardcron.db").display()) };
+        let ledger = if args.cluster {
+            masked(&config.ledger.url)
+        } else {
+            format!("sqlite://{}", dir.join("shardcron.db").display())
+        };
         let flag = if args.cluster { String::new() } else { format!(" --ledger {ledger}") };
         line("Every figure matches the published answer. What to try next:");
         if args.keep.is_none() && !args.cluster {
             line("  shardcron demo --keep /tmp/shardcron-demo    keep the ledger and the logs");
-            line("  shardcron jobs next examples/reconcile-flights/job.toml    the coming firings, clock changes included");
+            line(
+                "  shardcron jobs next examples/reconcile-flights/job.toml    the coming firings, clock changes included",
+            );
             line("  shardcron up    a scheduler and a worker in one process, on shardcron.db here");
         } else {
             line(&format!("  shardcron executions show {}{flag}    each shard and attempt", self.execution));

@@ -40,7 +40,11 @@ pub struct Show<'a> {
 
 impl<'a> Show<'a> {
     pub fn new(wired: &'a Wired, execution: ExecutionId, draw: bool, talk: bool) -> Self {
-        let bars = if draw { MultiProgress::new() } else { MultiProgress::with_draw_target(indicatif::ProgressDrawTarget::hidden()) };
+        let bars = if draw {
+            MultiProgress::new()
+        } else {
+            MultiProgress::with_draw_target(indicatif::ProgressDrawTarget::hidden())
+        };
         let total = bars.add(ProgressBar::new(0));
         if let Ok(style) = ProgressStyle::with_template("  {bar:32.green} {pos:>2}/{len} shards  {msg}") {
             total.set_style(style.progress_chars("━━╌"));
@@ -54,7 +58,17 @@ impl<'a> Show<'a> {
                 line
             })
             .collect();
-        Show { wired, execution, talk, total, lines, bars, names: BTreeMap::new(), killed: Vec::new(), began: Instant::now() }
+        Show {
+            wired,
+            execution,
+            talk,
+            total,
+            lines,
+            bars,
+            names: BTreeMap::new(),
+            killed: Vec::new(),
+            began: Instant::now(),
+        }
     }
 
     /// Who was killed.
@@ -121,7 +135,10 @@ impl<'a> Show<'a> {
                 let shards: Vec<String> = held.iter().map(|r| r.attempt.index.to_string()).collect();
                 let pid = children.pid_of(&name).unwrap_or(0);
                 children.kill(&name)?;
-                self.say(&format!("  killed   {name} (pid {pid}, SIGKILL) in the middle of shard {}; watch them being taken over", shards.join(" and ")));
+                self.say(&format!(
+                    "  killed   {name} (pid {pid}, SIGKILL) in the middle of shard {}; watch them being taken over",
+                    shards.join(" and ")
+                ));
                 self.killed.push(name);
                 Ok(true)
             }
@@ -147,15 +164,21 @@ impl<'a> Show<'a> {
     fn draw(&self, row: &ExecutionRow, running: &[RunningRow], plan: &ShardPlan) {
         let done = row.succeeded + row.failed + row.cancelled;
         let waiting = row.shards_total - done - running.len() as u32;
-        let flights: u64 = running.iter().map(|r| progressed(plan, r)).sum::<u64>() + u64::from(done) * shard_length(plan);
+        let flights: u64 =
+            running.iter().map(|r| progressed(plan, r)).sum::<u64>() + u64::from(done) * shard_length(plan);
         let rate = flights as f64 / self.began.elapsed().as_secs_f64().max(0.1);
         self.total.set_length(row.shards_total.into());
         self.total.set_position(done.into());
-        self.total.set_message(format!("{} running, {waiting} waiting  {} flights/s", running.len(), number(rate as u64)));
+        self.total.set_message(format!(
+            "{} running, {waiting} waiting  {} flights/s",
+            running.len(),
+            number(rate as u64)
+        ));
         let mut by_worker: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for shard in running {
             let name = self.names.get(&shard.owner).map_or("?", String::as_str);
-            let again = if shard.attempt.attempt > 1 { format!(" (attempt {})", shard.attempt.attempt) } else { String::new() };
+            let again =
+                if shard.attempt.attempt > 1 { format!(" (attempt {})", shard.attempt.attempt) } else { String::new() };
             let percent = progressed(plan, shard) * 100 / shard_length(plan).max(1);
             by_worker.entry(name).or_default().push(format!("shard {:>2}{again} {percent:>3} %", shard.attempt.index));
         }

@@ -10,6 +10,7 @@ pub mod error;
 pub mod lease;
 pub mod ledger;
 pub mod presence;
+pub mod redis;
 pub mod rows;
 pub mod sql;
 

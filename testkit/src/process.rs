@@ -20,6 +20,8 @@ use crate::root::Root;
 use crate::wait::poll;
 
 const LOG_TAIL_LINES: usize = 30;
+/// Erlang writes whole stack traces in one line.
+const LOG_LINE_CHARS_MAX: usize = 400;
 const STATE_CHANGE_BOUND: Duration = Duration::from_secs(5);
 
 /// What to start, and where it may write.
@@ -137,7 +139,8 @@ impl Process {
         let bytes = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
+        let tail = lines.iter().skip(lines.len().saturating_sub(LOG_TAIL_LINES));
+        tail.map(|line| line.chars().take(LOG_LINE_CHARS_MAX).collect::<String>()).collect::<Vec<_>>().join("\n")
     }
 
     /// The number may be given to a stranger once the process is reaped: the watchdog must not keep it.

@@ -172,6 +172,8 @@ impl Setup {
              log.file.level = warning\n\
              # So that queue depths in the management API are fresh.\n\
              collect_statistics_interval = 1000\n\
+             # The usual way reads /proc, which another root may not have.\n\
+             vm_memory_calculation_strategy = allocated\n\
              disk_free_limit.absolute = 50MB\n",
             amqp = self.amqp.number(),
             management = self.management.number(),

@@ -12,7 +12,8 @@ use crate::process::{Launch, Process, process_methods};
 use crate::root::Root;
 
 const READY_BOUND: Duration = Duration::from_secs(20);
-const STOP_BOUND: Duration = Duration::from_secs(10);
+// It saves with an fsync, which on a busy disk takes seconds.
+const STOP_BOUND: Duration = Duration::from_secs(60);
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A private Redis.
@@ -85,7 +86,9 @@ impl Redis {
             self.thaw()?;
             // No answer comes to a shutdown that works.
             let _ = call(self.port(), &["SHUTDOWN", "SAVE"]);
-            self.process.wait_end(STOP_BOUND)?;
+            if !self.process.wait_end(STOP_BOUND)? {
+                bail!("Redis did not save and end within {STOP_BOUND:?}");
+            }
         }
         self.start_again()
     }

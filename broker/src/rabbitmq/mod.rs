@@ -173,8 +173,12 @@ impl Broker for RabbitMq {
 
     async fn close(&self) {
         self.inner.closing.send_replace(true);
-        self.inner.publishing.closed().await;
-        self.inner.consuming.closed().await;
+        let closed = async {
+            self.inner.publishing.closed().await;
+            self.inner.consuming.closed().await;
+        };
+        // Each says goodbye within its own bound; this one is for a runtime that is being torn down.
+        let _ = tokio::time::timeout(RPC_TIMEOUT, closed).await;
     }
 }
 

@@ -7,6 +7,7 @@ use crate::codec;
 use crate::metric_definitions as m;
 use crate::port::{BrokerError, Depth, Published, Result};
 use crate::topology::{Names, Topology};
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -19,6 +20,11 @@ use tokio::sync::Mutex;
 
 /// A batch that is not confirmed by then is unknown, and published again.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(10);
+/// When a confirm takes that long, it is looked at those behind it.
+const HOLD_UP: Duration = Duration::from_secs(1);
+/// So many looks in a row without any answer end a batch. The server never confirms what was on its way into a quorum queue that
+/// somebody deletes, and all tiers wait behind it.
+const HOLD_UPS: u32 = 3;
 /// Messages that are put into the socket's queue at once: one wake-up of lapin's thread for all of them.
 const CHUNK: usize = 128;
 /// A reason travels in a header, within one frame.
@@ -166,11 +172,11 @@ impl Publisher {
     }
 
     async fn publish(&self, lane: &Mutex<Option<Channel>>, messages: Vec<Outgoing>) -> Vec<Published> {
-        let mut batch = Batch::new(messages.len());
+        let ids = messages.iter().map(|m| m.properties.message_id().clone()).collect();
+        let mut batch = Batch::new(ids);
         if messages.is_empty() {
             return batch.outcomes;
         }
-        let ids = messages.iter().map(|m| m.properties.message_id().clone()).collect::<Vec<_>>();
         let deadline = tokio::time::sleep(BATCH_TIMEOUT);
         tokio::select! {
             biased;
@@ -179,7 +185,7 @@ impl Publisher {
             () = self.run(lane, messages, &mut batch) => {}
             () = deadline => batch.give_up(&format!("no confirm within {} s", BATCH_TIMEOUT.as_secs())),
         }
-        batch.finish(&ids)
+        batch.finish()
     }
 
     /// Publishes within the window. The channel is taken out of its slot meanwhile: when this is cut off in the middle, the channel
@@ -248,27 +254,46 @@ fn cut(reason: &str) -> &str {
 
 /// The answers of one batch as they come in.
 struct Batch {
+    ids: Vec<Option<ShortString>>,
     outcomes: Vec<Published>,
     open: Vec<bool>,
     in_flight: VecDeque<(usize, PublisherConfirm)>,
     returned: HashSet<ShortString>,
+    /// A confirm has brought the return of another message.
+    swapped: bool,
+    /// Looks in a row at which nothing was answered.
+    hold_ups: u32,
 }
 
 impl Batch {
-    fn new(len: usize) -> Self {
-        let unknown = Published::Failed(String::new());
+    fn new(ids: Vec<Option<ShortString>>) -> Self {
+        let len = ids.len();
         Self {
-            outcomes: vec![unknown; len],
+            ids,
+            outcomes: vec![Published::Failed(String::new()); len],
             open: vec![true; len],
             in_flight: VecDeque::new(),
             returned: HashSet::new(),
+            swapped: false,
+            hold_ups: 0,
         }
     }
 
-    /// Waits for the oldest confirm. False when the channel is lost.
+    /// Waits for the oldest confirm. False when no more is to be expected.
     async fn settle_oldest(&mut self) -> bool {
         let Some((index, confirm)) = self.in_flight.front_mut() else { return true };
-        let (index, answer) = (*index, confirm.await);
+        let index = *index;
+        let Ok(answer) = tokio::time::timeout(HOLD_UP, confirm).await else {
+            let before = self.in_flight.len();
+            self.take_ready();
+            self.hold_ups = if self.in_flight.len() < before { 0 } else { self.hold_ups + 1 };
+            if self.returned.is_empty() && self.hold_ups < HOLD_UPS {
+                return true;
+            }
+            self.give_up("no confirm; was the queue deleted while it was published to?");
+            return false;
+        };
+        self.hold_ups = 0;
         self.in_flight.pop_front();
         match answer {
             Ok(confirmation) => self.answered(index, confirmation),
@@ -280,6 +305,18 @@ impl Batch {
         true
     }
 
+    /// Takes the answers that are there behind one that is not.
+    fn take_ready(&mut self) {
+        for (index, mut confirm) in std::mem::take(&mut self.in_flight) {
+            match (&mut confirm).now_or_never() {
+                Some(Ok(confirmation)) => self.answered(index, confirmation),
+                // The error of one is the error of all, and is met by who waits for the oldest.
+                Some(Err(error)) => self.set(index, Published::Failed(error.to_string())),
+                None => self.in_flight.push_back((index, confirm)),
+            }
+        }
+    }
+
     fn answered(&mut self, index: usize, confirmation: Confirmation) {
         let outcome = match &confirmation {
             Confirmation::Ack(_) => Published::Confirmed,
@@ -288,10 +325,13 @@ impl Batch {
         };
         self.set(index, outcome);
         // An unroutable message is acked, too, and says so by being returned before. Which one it was stands in the returned message:
-        // the confirm that carries it may be another's.
+        // lapin gives it to whichever confirm comes next.
         if let Some(message) = confirmation.take_message() {
             match message.properties.message_id() {
-                Some(id) => drop(self.returned.insert(id.clone())),
+                Some(id) => {
+                    self.swapped |= self.ids[index].as_ref() != Some(id);
+                    self.returned.insert(id.clone());
+                }
                 None => self.set(index, Published::Unroutable),
             }
         }
@@ -302,21 +342,24 @@ impl Batch {
         self.open[index] = false;
     }
 
+    /// Ends the batch early.
     fn give_up(&mut self, why: &str) {
+        self.take_ready();
+        // Where returns were swapped, that of an answered message may wait for a confirm that never comes: trust none then.
+        let doubtful = self.swapped && !self.in_flight.is_empty();
         self.in_flight.clear();
         for index in 0..self.open.len() {
-            if self.open[index] {
+            if self.open[index] || (doubtful && self.outcomes[index] == Published::Confirmed) {
                 self.set(index, Published::Failed(why.into()));
             }
         }
     }
 
-    fn finish(mut self, ids: &[Option<ShortString>]) -> Vec<Published> {
+    fn finish(mut self) -> Vec<Published> {
         metrics::gauge!(m::IN_FLIGHT).set(0.0);
         if !self.returned.is_empty() {
-            for (outcome, id) in self.outcomes.iter_mut().zip(ids) {
-                let returned = id.as_ref().is_some_and(|id| self.returned.contains(id));
-                if returned && *outcome == Published::Confirmed {
+            for (outcome, id) in self.outcomes.iter_mut().zip(&self.ids) {
+                if id.as_ref().is_some_and(|id| self.returned.contains(id)) {
                     *outcome = Published::Unroutable;
                 }
             }

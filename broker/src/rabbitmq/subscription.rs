@@ -31,6 +31,9 @@ const WAITING_BATCHES: usize = 2;
 const WATCHDOG: Duration = Duration::from_millis(500);
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
+/// A refusal needs a person, who needs longer (case D-05: at most one try in a second).
+const REFUSED_FIRST: Duration = Duration::from_secs(2);
+const REFUSED_MAX: Duration = Duration::from_secs(10);
 
 /// What to consume.
 pub(super) struct Spec {
@@ -162,27 +165,26 @@ impl<R: Reader> Subscription<R> {
     /// Later a refusal is waited out: one log line, and further tries at growing intervals.
     async fn reopen(&mut self) -> Option<Open> {
         let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MAX);
+        let mut refusals = Backoff::new(REFUSED_FIRST, REFUSED_MAX);
         let mut said = false;
+        let (mut wishes, mut closing) = (self.wishes.clone(), self.closing.clone());
         loop {
-            if self.wishes.borrow().stop || self.sender.is_closed() {
-                return None;
-            }
-            let mut wishes = self.wishes.clone();
             let opened = tokio::select! {
                 opened = self.open() => opened,
                 () = stop_wished(&mut wishes) => return None,
             };
-            match opened {
+            let pause = match opened {
                 Ok(open) => return open,
-                Err(BrokerError::Refused(reason)) if !said => {
-                    tracing::error!(queue = self.spec.queue, reason, "consuming is refused, trying again");
-                    said = true;
+                Err(BrokerError::Unavailable(_)) => backoff.pause(),
+                Err(BrokerError::Refused(reason)) => {
+                    if !std::mem::replace(&mut said, true) {
+                        tracing::error!(queue = self.spec.queue, reason, "consuming is refused, trying again");
+                    }
+                    refusals.pause()
                 }
-                Err(_) => {}
-            }
-            let mut closing = self.closing.clone();
+            };
             tokio::select! {
-                () = tokio::time::sleep(backoff.pause()) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = self.sender.closed() => return None,
                 () = closing.wait() => return None,
                 () = stop_wished(&mut wishes) => return None,
@@ -266,21 +268,21 @@ impl<R: Reader> Subscription<R> {
     /// Waits until the receiver has room. Meanwhile a wish to stop reaches the server at once (`may_cancel`), so that it delivers no
     /// more; the stream is read to its end later.
     async fn hand_over(&mut self, item: R::Item, open: &mut Open, may_cancel: bool) -> bool {
-        let mut wishes = self.wishes.clone();
+        let (mut wishes, mut closing) = (self.wishes.clone(), self.closing.clone());
+        let mut may_cancel = may_cancel;
         let sender = self.sender.clone();
         let reserve = sender.reserve();
         tokio::pin!(reserve);
-        let permit = if may_cancel {
+        let permit = loop {
             tokio::select! {
                 biased;
-                permit = &mut reserve => permit,
-                () = stop_wished(&mut wishes) => {
+                permit = &mut reserve => break permit,
+                () = closing.wait() => return false,
+                () = stop_wished(&mut wishes), if may_cancel => {
                     leave(open);
-                    reserve.await
+                    may_cancel = false;
                 }
             }
-        } else {
-            reserve.await
         };
         permit.map(|permit| permit.send(item)).is_ok()
     }

@@ -96,6 +96,10 @@ impl ExecHandler {
                 "'{program}' can't be started: its arguments and its environment are too long; cut the job into more shards, or \
                  hand over a file"
             )),
+            _ if error.raw_os_error() == Some(nix::libc::ENOEXEC) => ShardError::permanent(format!(
+                "'{program}' is no program that this machine can run; a script needs a first line such as #!/bin/sh, or its \
+                 interpreter first in the job's exec"
+            )),
             // Too many processes, no memory: another moment may be better.
             _ => ShardError::transient(format!("'{program}' could not be started: {error}")),
         }

@@ -365,9 +365,8 @@ mod tests {
             prop_assert_eq!(template.statements.len(), 1);
             let expected: Vec<&str> = pieces.iter().filter_map(|(_, name)| *name).collect();
             prop_assert_eq!(&template.statements[0].names, &expected);
-            let back = expected.iter().fold(template.statements[0].text.clone(), |text, _| text);
             let quoted: usize = pieces.iter().map(|(t, _)| t.matches('?').count()).sum();
-            prop_assert_eq!(back.matches('?').count(), expected.len() + quoted);
+            prop_assert_eq!(template.statements[0].text.matches('?').count(), expected.len() + quoted);
         }
 
         /// Nothing makes it panic, and what it gives out has as many placeholders outside of quotes as names.

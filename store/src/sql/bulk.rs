@@ -62,14 +62,16 @@ impl Bulk {
         }
     }
 
-    /// Sends everything; the count of rows that the server says it changed.
-    pub(crate) async fn send(mut self, tx: &mut Tx) -> Outcome<u64> {
+    /// The statements, each to be sent as it is.
+    pub(crate) fn into_statements(mut self) -> Vec<String> {
         self.close();
-        let mut changed = 0;
-        for statement in &self.closed {
-            changed += tx.raw(statement).await?;
-        }
-        Ok(changed)
+        self.closed
+    }
+
+    /// Sends everything; the count of rows that the server says it changed.
+    pub(crate) async fn send(self, tx: &mut Tx) -> Outcome<u64> {
+        let (changed, _) = tx.raw_batch(&self.into_statements()).await?;
+        Ok(changed.iter().sum())
     }
 }
 

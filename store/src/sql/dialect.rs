@@ -85,7 +85,9 @@ impl Dialect {
         let set = |f: &dyn Fn(&str) -> String| columns.iter().map(|c| f(c)).collect::<Vec<_>>().join(", ");
         match self {
             Dialect::MySql => format!(" ON DUPLICATE KEY UPDATE {}", set(&|c| format!("{c} = VALUES({c})"))),
-            Dialect::Sqlite => format!(" ON CONFLICT ({keys}) DO UPDATE SET {}", set(&|c| format!("{c} = excluded.{c}"))),
+            Dialect::Sqlite => {
+                format!(" ON CONFLICT ({keys}) DO UPDATE SET {}", set(&|c| format!("{c} = excluded.{c}")))
+            }
         }
     }
 
@@ -100,8 +102,10 @@ impl Dialect {
     /// The first words of statements that would end the transaction that they stand in.
     pub(crate) fn ends_a_transaction(self, first_word: &str) -> bool {
         let word = first_word.to_ascii_uppercase();
-        let both = ["BEGIN", "START", "COMMIT", "ROLLBACK", "END", "SAVEPOINT", "RELEASE", "XA", "PRAGMA", "ATTACH", "DETACH"];
-        let by_implicit_commit = ["CREATE", "ALTER", "DROP", "TRUNCATE", "RENAME", "LOCK", "UNLOCK", "SET", "GRANT", "REVOKE"];
+        let both =
+            ["BEGIN", "START", "COMMIT", "ROLLBACK", "END", "SAVEPOINT", "RELEASE", "XA", "PRAGMA", "ATTACH", "DETACH"];
+        let by_implicit_commit =
+            ["CREATE", "ALTER", "DROP", "TRUNCATE", "RENAME", "LOCK", "UNLOCK", "SET", "GRANT", "REVOKE"];
         both.contains(&word.as_str()) || (self == Dialect::MySql && by_implicit_commit.contains(&word.as_str()))
     }
 
@@ -121,7 +125,9 @@ impl Dialect {
             sqlx::Error::Io(io) => server(Kind::Lost, io.to_string()),
             sqlx::Error::Tls(tls) => server(Kind::Lost, format!("TLS: {tls}")),
             sqlx::Error::PoolTimedOut => server(Kind::Lost, "no connection became free in time".into()),
-            sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => server(Kind::Lost, "the connections are closed".into()),
+            sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
+                server(Kind::Lost, "the connections are closed".into())
+            }
             // What a killed connection says when its answer ends in the middle.
             sqlx::Error::Protocol(what) => server(Kind::Lost, what.clone()),
             sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => Fault::corrupt(error.to_string()),
@@ -136,12 +142,10 @@ fn mysql_fault(number: u16, message: &str) -> Fault {
         // Lock wait, deadlock; MariaDB's snapshot check; too many transactions.
         1205 | 1213 | 1020 | 1637 => Kind::Contention,
         // Too many connections, shutdown in progress, gone away, lost, killed, timed out idle (MariaDB, MySQL).
-        1040 | 1053 | 1077 | 1152 | 1158..=1161 | 1184 | 1203 | 1226 | 1317 | 1927 | 2003 | 2006 | 2013 | 4031 => Kind::Lost,
-        1146 | 1054 => {
-            return Fault::Final(StoreError::Invalid(format!(
-                "the ledger's tables are missing or older than this program ({message}); run `shardcron migrate`"
-            )));
+        1040 | 1053 | 1077 | 1152 | 1158..=1161 | 1184 | 1203 | 1226 | 1317 | 1927 | 2003 | 2006 | 2013 | 4031 => {
+            Kind::Lost
         }
+        1146 | 1054 => Kind::Missing,
         1153 => {
             return Fault::Final(StoreError::Invalid(format!(
                 "a statement was larger than the server's max_allowed_packet ({message}); set it to 16M or more"
@@ -159,11 +163,7 @@ fn sqlite_fault(error: &SqliteError) -> Fault {
     let kind = match (code, code & 0xff) {
         (1555 | 2067 | 2579, _) => Kind::Duplicate,
         (_, 5 | 6) => Kind::Contention,
-        (_, 1) if message.starts_with("no such table") || message.starts_with("no such column") => {
-            return Fault::Final(StoreError::Invalid(format!(
-                "the ledger's tables are missing or older than this program ({message}); run `shardcron migrate`"
-            )));
-        }
+        (_, 1) if message.starts_with("no such table") || message.starts_with("no such column") => Kind::Missing,
         _ => Kind::Refused,
     };
     Fault::Server { kind, detail: format!("{message} (error {code})") }

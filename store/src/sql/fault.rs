@@ -3,7 +3,7 @@
 use crate::error::StoreError;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The result of a step inside the adapter.
 pub(crate) type Outcome<T> = Result<T, Fault>;
@@ -17,6 +17,8 @@ pub(crate) enum Kind {
     Contention,
     /// The connection is gone, or none could be had.
     Lost,
+    /// A table or a column is not there.
+    Missing,
     /// Anything else that the server said.
     Refused,
 }
@@ -46,13 +48,26 @@ impl Fault {
         Fault::Final(StoreError::Invalid(what.into()))
     }
 
+    /// For a write that must not be sent a second time: whether it happened is unknown once the connection is lost, and the caller
+    /// has to be told so.
+    pub(crate) fn once(self) -> Self {
+        match self {
+            Fault::Server { kind: Kind::Lost, .. } => Fault::Final(self.into_store_error()),
+            other => other,
+        }
+    }
+
     /// As the caller sees it.
     pub(crate) fn into_store_error(self) -> StoreError {
         match self {
             Fault::Final(error) => error,
-            Fault::Moved => {
-                StoreError::Unavailable { store: "ledger", detail: "its rows changed with every try to write them".into() }
-            }
+            Fault::Moved => StoreError::Unavailable {
+                store: "ledger",
+                detail: "its rows changed with every try to write them".into(),
+            },
+            Fault::Server { kind: Kind::Missing, detail } => StoreError::Invalid(format!(
+                "the ledger's tables are missing or older than this program ({detail}); run `shardcron migrate`"
+            )),
             Fault::Server { detail, .. } => StoreError::Unavailable { store: "ledger", detail },
         }
     }
@@ -64,11 +79,21 @@ const TRIES: u32 = 12;
 /// restarts must not be waited for here.
 const TRIES_LOST: u32 = 3;
 
+/// No further try after this long: a lock that is held for minutes is a fault that the caller must see (case M-05).
+const TRY_FOR: Duration = Duration::from_secs(20);
+
 /// Counts the tries of one call and waits between them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Backoff {
+    began: Instant,
     tries: u32,
     lost: u32,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Backoff { began: Instant::now(), tries: 0, lost: 0 }
+    }
 }
 
 impl Backoff {
@@ -83,13 +108,14 @@ impl Backoff {
             }
             Fault::Server { .. } | Fault::Final(_) => false,
         };
-        if !again {
+        if !again || self.began.elapsed() > TRY_FOR {
             return Err(fault.into_store_error());
         }
         tracing::debug!(tries = self.tries, ?fault, "a ledger transaction is run again");
         // Full jitter: two transactions that met must not meet again.
         let longest_ms = 1_u64 << self.tries.min(8);
-        tokio::time::sleep(Duration::from_micros(RandomState::new().build_hasher().finish() % (longest_ms * 1_000))).await;
+        tokio::time::sleep(Duration::from_micros(RandomState::new().build_hasher().finish() % (longest_ms * 1_000)))
+            .await;
         Ok(())
     }
 }

@@ -39,12 +39,16 @@ pub(crate) async fn migrate(db: &Db) -> Outcome<()> {
         }
         Db::MySql(pool) => {
             let mut connection = pool.acquire().await.map_err(|e| classify(&e))?;
-            locked(&mut connection, &format!("SELECT CAST(GET_LOCK(CONCAT('shardcron:', DATABASE()), {WAIT_S}) AS SIGNED)"))
-                .await?;
+            locked(
+                &mut connection,
+                &format!("SELECT CAST(GET_LOCK(CONCAT('shardcron:', DATABASE()), {WAIT_S}) AS SIGNED)"),
+            )
+            .await?;
             let done = run_mysql(&mut connection).await;
             // A connection that keeps the lock would make the next one wait.
-            let unlocked =
-                sqlx::raw_sql("SELECT RELEASE_LOCK(CONCAT('shardcron:', DATABASE()))").fetch_optional(&mut *connection).await;
+            let unlocked = sqlx::raw_sql("SELECT RELEASE_LOCK(CONCAT('shardcron:', DATABASE()))")
+                .fetch_optional(&mut *connection)
+                .await;
             if unlocked.is_err() {
                 connection.close_on_drop();
             }
@@ -55,7 +59,8 @@ pub(crate) async fn migrate(db: &Db) -> Outcome<()> {
 
 async fn locked(connection: &mut MySqlConnection, text: &str) -> Outcome<()> {
     let dialect = super::dialect::Dialect::MySql;
-    let row = sqlx::raw_sql(AssertSqlSafe(text.to_owned())).fetch_one(connection).await.map_err(|e| dialect.classify(&e))?;
+    let row =
+        sqlx::raw_sql(AssertSqlSafe(text.to_owned())).fetch_one(connection).await.map_err(|e| dialect.classify(&e))?;
     match row.try_get_unchecked::<Option<i64>, _>(0) {
         Ok(Some(1)) => Ok(()),
         _ => Err(Fault::Server {
@@ -73,5 +78,8 @@ async fn run_mysql(connection: &mut MySqlConnection) -> Outcome<()> {
 }
 
 fn migration_fault(error: sqlx::migrate::MigrateError) -> Fault {
-    Fault::Server { kind: super::fault::Kind::Refused, detail: format!("the tables can't be brought up to date: {error}") }
+    Fault::Server {
+        kind: super::fault::Kind::Refused,
+        detail: format!("the tables can't be brought up to date: {error}"),
+    }
 }

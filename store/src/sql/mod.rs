@@ -19,7 +19,7 @@ pub use presence::LedgerPresence;
 
 use crate::error::{Result, StoreError};
 use crate::rows::SqlArg;
-use fault::{Fault, with_retries};
+use fault::Fault;
 use pool::Db;
 use std::time::Duration;
 use value::Value;
@@ -59,7 +59,10 @@ impl SqlLedger {
     /// quotes the URL.
     pub async fn connect(url: &str, options: SqlOptions) -> Result<Self> {
         let db = if let Some(path) = url.strip_prefix("sqlite://").or_else(|| url.strip_prefix("sqlite:")) {
-            Db::sqlite(path, &options).await
+            match path.split_once('?').map_or(path, |(path, _)| path) {
+                "" | ":memory:" => Err(Fault::invalid("SQLite's ledger needs a file: sqlite://path/to/ledger.db")),
+                path => Db::sqlite(path, &options).await,
+            }
         } else if url.starts_with("mysql://") || url.starts_with("mariadb://") {
             Db::mysql(url, &options).await
         } else {
@@ -115,11 +118,7 @@ impl SqlLedger {
     /// [`StoreError::Statement`] with the server's words.
     pub async fn query(&self, sql: &str, args: &[SqlArg]) -> Result<Vec<Vec<SqlArg>>> {
         let args: Vec<Value> = args.iter().cloned().map(Value::from).collect();
-        let read: Result<_> = with_retries!(self.db.rows(sql, &args));
-        let rows = match read {
-            Err(StoreError::Unavailable { .. }) => self.db.rows(sql, &args).await.map_err(statement_error)?,
-            other => other?,
-        };
+        let rows = self.db.rows(sql, &args).await.map_err(statement_error)?;
         Ok(rows.into_iter().map(|row| row.0.into_iter().map(SqlArg::from).collect()).collect())
     }
 }
@@ -127,12 +126,9 @@ impl SqlLedger {
 /// A fault of a statement that is not ours.
 fn statement_error(fault: Fault) -> StoreError {
     match fault {
-        Fault::Server { kind: fault::Kind::Refused | fault::Kind::Duplicate, detail } => {
-            StoreError::Statement { detail, transient: false }
-        }
         Fault::Server { kind: fault::Kind::Contention, detail } => StoreError::Statement { detail, transient: true },
-        // For our own tables the advice to migrate would be right; for others' it is not.
-        Fault::Final(StoreError::Invalid(detail)) => StoreError::Statement { detail, transient: false },
+        Fault::Server { kind: fault::Kind::Lost, detail } => StoreError::Unavailable { store: "ledger", detail },
+        Fault::Server { detail, .. } => StoreError::Statement { detail, transient: false },
         other => other.into_store_error(),
     }
 }

@@ -5,6 +5,8 @@ use super::dialect::Dialect;
 use super::fault::{Fault, Outcome};
 use super::value::{Row, Value, from_mysql, from_sqlite};
 use crate::error::StoreError;
+use futures_util::TryStreamExt as _;
+use sqlx::Either;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, MySql, MySqlPool, Sqlite, SqlitePool, Transaction};
@@ -41,6 +43,26 @@ macro_rules! bound {
     }};
 }
 
+/// Reads the answers to several statements: counts and rows.
+macro_rules! collect {
+    ($answers:expr, $from:expr, $matched:expr, $rows:expr) => {{
+        let mut answers = $answers;
+        loop {
+            match answers.try_next().await {
+                Ok(Some(Either::Left(done))) => $matched.push(done.rows_affected()),
+                Ok(Some(Either::Right(row))) => match $from(&row) {
+                    Ok(row) => $rows.push(row),
+                    Err(error) => break Err(error),
+                },
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        }
+    }};
+}
+
+/// Bytes that are sent together at most: below the smallest `max_allowed_packet` in use.
+const BATCH_BYTES: usize = 512 * 1024;
 /// Idle for longer than this, a pooled connection is asked whether it still lives before it is used (case B-01).
 const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
 
@@ -55,7 +77,9 @@ impl Db {
     pub(crate) async fn mysql(url: &str, options: &SqlOptions) -> Outcome<Self> {
         // The parser's own error may quote the URL, and with it the password.
         let connect = MySqlConnectOptions::from_str(url)
-            .map_err(|_| Fault::invalid("the database's URL can't be read; it looks like mysql://user:password@host:3306/name"))?
+            .map_err(|_| {
+                Fault::invalid("the database's URL can't be read; it looks like mysql://user:password@host:3306/name")
+            })?
             .disable_statement_logging();
         let pool = MySqlPoolOptions::new()
             .max_connections(options.max_connections)
@@ -73,6 +97,7 @@ impl Db {
                 Box::pin(async move {
                     // Strict mode: without it, a text that is too long is cut and becomes a "duplicate" (case I-03).
                     let setup = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+                                 SET SESSION innodb_lock_wait_timeout = 10; \
                                  SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')";
                     sqlx::raw_sql(setup).execute(connection).await.map(drop)
                 })
@@ -113,7 +138,9 @@ impl Db {
     /// Rows, outside a transaction.
     pub(crate) async fn rows(&self, text: &str, args: &[Value]) -> Outcome<Vec<Row>> {
         let read = match self {
-            Db::MySql(pool) => bound!(text, args).fetch_all(pool).await.and_then(|rows| rows.iter().map(from_mysql).collect()),
+            Db::MySql(pool) => {
+                bound!(text, args).fetch_all(pool).await.and_then(|rows| rows.iter().map(from_mysql).collect())
+            }
             Db::Sqlite { readers, .. } => {
                 bound!(text, args).fetch_all(readers).await.and_then(|rows| rows.iter().map(from_sqlite).collect())
             }
@@ -197,6 +224,34 @@ impl Tx {
             Tx::Sqlite(tx) => query.execute(&mut **tx).await.map(|d| d.rows_affected()),
         };
         done.map_err(|e| self.dialect().classify(&e))
+    }
+
+    /// Sends statements together, in as few round trips as their size allows. For each the count of rows that it matched, and all
+    /// rows that any of them read.
+    pub(crate) async fn raw_batch(&mut self, statements: &[String]) -> Outcome<(Vec<u64>, Vec<Row>)> {
+        let (mut matched, mut rows) = (Vec::with_capacity(statements.len()), Vec::new());
+        let mut from = 0;
+        while from < statements.len() {
+            let mut text = statements[from].clone();
+            let mut upto = from + 1;
+            while upto < statements.len() && text.len() + statements[upto].len() < BATCH_BYTES {
+                text.push_str(";\n");
+                text.push_str(&statements[upto]);
+                upto += 1;
+            }
+            let query = sqlx::raw_sql(AssertSqlSafe(text));
+            let sent = match self {
+                Tx::MySql(tx) => collect!(query.fetch_many(&mut **tx), from_mysql, matched, rows),
+                Tx::Sqlite(tx) => collect!(query.fetch_many(&mut **tx), from_sqlite, matched, rows),
+            };
+            sent.map_err(|e| self.dialect().classify(&e))?;
+            from = upto;
+        }
+        if matched.len() == statements.len() {
+            Ok((matched, rows))
+        } else {
+            Err(Fault::corrupt(format!("{} answers to {} statements", matched.len(), statements.len())))
+        }
     }
 
     pub(crate) async fn commit(self) -> Outcome<()> {

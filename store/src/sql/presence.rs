@@ -37,7 +37,10 @@ impl LedgerPresence {
         let db = &self.ledger.db;
         let now = db.dialect().now_ms();
         let rows = db
-            .rows(&format!("SELECT beat, {now} - beat_ms FROM presence WHERE keep_until_ms > {now} ORDER BY incarnation"), &[])
+            .rows(
+                &format!("SELECT beat, {now} - beat_ms FROM presence WHERE keep_until_ms > {now} ORDER BY incarnation"),
+                &[],
+            )
             .await?;
         let mut seen = Vec::with_capacity(rows.len());
         for row in rows {
@@ -62,9 +65,7 @@ impl Presence for LedgerPresence {
     }
 
     async fn leave(&self, who: Incarnation) -> Result<()> {
-        with_retries!(
-            self.ledger.db.run("DELETE FROM presence WHERE incarnation = ?", &[who.as_bytes().into()])
-        )?;
+        with_retries!(self.ledger.db.run("DELETE FROM presence WHERE incarnation = ?", &[who.as_bytes().into()]))?;
         // A good moment: it is rare, and nobody waits for it.
         with_retries!(self.forget_old()).map(drop)
     }

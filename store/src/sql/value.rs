@@ -174,7 +174,9 @@ pub(crate) fn from_mysql(row: &MySqlRow) -> Result<Row, sqlx::Error> {
         }
         let kind = raw.type_info().name().to_owned();
         values.push(match kind.as_str() {
-            "BIGINT UNSIGNED" => Value::Int(i64::try_from(row.try_get_unchecked::<u64, _>(column)?).unwrap_or(i64::MAX)),
+            "BIGINT UNSIGNED" => {
+                Value::Int(i64::try_from(row.try_get_unchecked::<u64, _>(column)?).unwrap_or(i64::MAX))
+            }
             k if k.contains("INT") || k == "BOOLEAN" || k == "YEAR" => Value::Int(row.try_get_unchecked(column)?),
             "DOUBLE" => Value::Float(row.try_get_unchecked(column)?),
             "FLOAT" => Value::Float(f64::from(row.try_get_unchecked::<f32, _>(column)?)),

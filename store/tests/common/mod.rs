@@ -35,6 +35,28 @@ pub async fn sqlite() -> World {
     World { ledger, url, _folder: Some(folder) }
 }
 
+pub async fn mysql() -> World {
+    let url = tokio::task::spawn_blocking(|| testkit::shared().fresh_database()).await.expect("a database");
+    let ledger = SqlLedger::connect(&url, SqlOptions::default()).await.expect("connect");
+    ledger.migrate().await.expect("migrate");
+    World { ledger, url, _folder: None }
+}
+
+/// Each case once for every adapter.
+#[allow(unused_macros, reason = "each test binary takes what it needs")]
+macro_rules! conformance {
+    ($($case:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $case() { super::$case(crate::common::sqlite().await).await; })*
+        }
+        mod mysql {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $case() { super::$case(crate::common::mysql().await).await; })*
+        }
+    };
+}
+
 static WORKERS: AtomicU32 = AtomicU32::new(1);
 
 /// A worker that no other test has.

@@ -36,11 +36,10 @@ impl SqlLedger {
             }
         }
         let mut tx = self.db.begin().await?;
-        let mut matched = 0;
-        for (key, indexes) in &groups {
-            matched += tx.raw(&claim_statement(*key, indexes, (owner, now_ms))).await?;
-        }
-        let verdicts = if fresh && matched == attempts.len() as u64 {
+        let statements: Vec<String> =
+            groups.iter().map(|(key, indexes)| claim_statement(*key, indexes, (owner, now_ms))).collect();
+        let (matched, _) = tx.raw_batch(&statements).await?;
+        let verdicts = if fresh && matched.iter().sum::<u64>() == attempts.len() as u64 {
             attempts.iter().map(|_| Ok(Claimed { checkpoint: None })).collect()
         } else {
             settle(&mut tx, owner, attempts, now_ms).await?
@@ -66,12 +65,7 @@ fn claim_statement(
 
 /// One verdict for each entry, from the rows as they stand after the claim. What runs at this owner under the named attempt is
 /// claimed, by this call or by an earlier one whose answer was lost.
-async fn settle(
-    tx: &mut Tx,
-    owner: Incarnation,
-    attempts: &[AttemptRef],
-    now_ms: i64,
-) -> Outcome<Verdicts<Claimed>> {
+async fn settle(tx: &mut Tx, owner: Incarnation, attempts: &[AttemptRef], now_ms: i64) -> Outcome<Verdicts<Claimed>> {
     let rows = read_shards_of(tx, attempts.iter().map(AttemptRef::shard), "").await?;
     let mut given = HashSet::new();
     attempts.iter().map(|attempt| verdict(&rows, &mut given, (owner, *attempt, now_ms))).collect()

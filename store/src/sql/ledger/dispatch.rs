@@ -141,9 +141,7 @@ impl SqlLedger {
         let id = execution.as_bytes();
         let args = [id.into(), id.into(), from.into(), upto.into(), now_ms.into(), limit.into()];
         let rows = self.db.rows(sql, &args).await?;
-        rows.iter()
-            .map(|row| Ok(AttemptRef { execution, index: row.count(0)?, attempt: row.count(1)? }))
-            .collect()
+        rows.iter().map(|row| Ok(AttemptRef { execution, index: row.count(0)?, attempt: row.count(1)? })).collect()
     }
 
     pub(super) async fn read_claimable(
@@ -193,7 +191,8 @@ impl SqlLedger {
                    LEFT JOIN job_versions v ON v.job_id = e.job_id AND v.version = e.version WHERE e.id = ?";
         let rows = self.db.rows(sql, &[execution.as_bytes().into()]).await?;
         let Some(row) = rows.first() else { return Ok(None) };
-        let unreadable = |what: &str, e: serde_json::Error| Fault::corrupt(format!("{what} of execution {execution}: {e}"));
+        let unreadable =
+            |what: &str, e: serde_json::Error| Fault::corrupt(format!("{what} of execution {execution}: {e}"));
         let version = row.count(1)?;
         let Some(spec) = row.opt_text(6)? else {
             return Err(Fault::invalid(format!("version {version} of the job of execution {execution} is gone")));

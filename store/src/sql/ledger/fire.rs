@@ -93,10 +93,11 @@ impl SqlLedger {
             Fault::Server { kind: Kind::Duplicate, .. } => Fault::Moved,
             other => other,
         };
-        writes.executions.send(&mut tx).await.map_err(moved)?;
-        writes.shards.send(&mut tx).await?;
-        writes.decisions.send(&mut tx).await.map_err(moved)?;
-        move_next(&mut tx, &writes.next).await?;
+        let mut statements = writes.executions.into_statements();
+        statements.extend(writes.shards.into_statements());
+        statements.extend(writes.decisions.into_statements());
+        statements.extend(move_next(&writes.next));
+        tx.raw_batch(&statements).await.map_err(moved)?;
         tx.commit().await?;
         Ok(outcomes)
     }
@@ -269,9 +270,9 @@ pub(super) fn push_shards(bulk: &mut Bulk, execution: ExecutionId, indexes: std:
 }
 
 /// Moves the jobs' next instants, all in one statement.
-async fn move_next(tx: &mut Tx, next: &BTreeMap<JobId, Option<i64>>) -> Outcome<()> {
+fn move_next(next: &BTreeMap<JobId, Option<i64>>) -> Option<String> {
     if next.is_empty() {
-        return Ok(());
+        return None;
     }
     let mut cases = String::new();
     for (job, instant) in next {
@@ -280,5 +281,5 @@ async fn move_next(tx: &mut Tx, next: &BTreeMap<JobId, Option<i64>>) -> Outcome<
         let _ = write!(cases, " WHEN {job} THEN {instant}");
     }
     let list = number_list(next.keys());
-    tx.raw(&format!("UPDATE jobs SET next_fire_ms = CASE id{cases} END WHERE id IN ({list})")).await.map(drop)
+    Some(format!("UPDATE jobs SET next_fire_ms = CASE id{cases} END WHERE id IN ({list})"))
 }

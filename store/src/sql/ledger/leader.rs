@@ -102,7 +102,9 @@ impl SqlLedger {
         }
         let version = row.text(3)?;
         if too_old(&version) {
-            faults.push(format!("version {version} is too old; MySQL 8.0 or MariaDB 10.6 is the least. Upgrade the server"));
+            faults.push(format!(
+                "version {version} is too old; MySQL 8.0 or MariaDB 10.6 is the least. Upgrade the server"
+            ));
         }
         Ok(faults)
     }
@@ -121,9 +123,13 @@ mod tests {
 
     #[test]
     fn b_04_versions_that_are_too_old() {
-        for (version, old) in
-            [("10.11.6-MariaDB-0+deb12u1", false), ("10.5.2-MariaDB", true), ("5.7.44", true), ("8.0.36", false), ("9.7.0", false)]
-        {
+        for (version, old) in [
+            ("10.11.6-MariaDB-0+deb12u1", false),
+            ("10.5.2-MariaDB", true),
+            ("5.7.44", true),
+            ("8.0.36", false),
+            ("9.7.0", false),
+        ] {
             assert_eq!(too_old(version), old, "{version}");
         }
     }

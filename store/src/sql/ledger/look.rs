@@ -40,7 +40,8 @@ impl SqlLedger {
         for row in self.db.raw_rows(&sql).await? {
             running.insert(row.id(0, ExecutionId::from_slice)?, unsigned(row.int(1)?));
         }
-        let sql = "SELECT id, tier, shards_total - succeeded - failed - cancelled, fired_ms FROM executions WHERE state = 0";
+        let sql =
+            "SELECT id, tier, shards_total - succeeded - failed - cancelled, fired_ms FROM executions WHERE state = 0";
         let mut tiers: BTreeMap<String, TierOverview> = BTreeMap::new();
         for row in self.db.raw_rows(sql).await? {
             let runs = running.get(&row.id(0, ExecutionId::from_slice)?).copied().unwrap_or(0);

@@ -5,9 +5,10 @@ use crate::ledger::Verdicts;
 use crate::rows::{AttemptOutcome, Ended, Recorded};
 use crate::sql::SqlLedger;
 use crate::sql::bulk::{Bulk, kept};
-use crate::sql::fault::{Fault, Outcome};
+use crate::sql::dialect::Dialect;
+use crate::sql::fault::{Fault, Kind, Outcome};
 use crate::sql::pool::Tx;
-use crate::sql::value::{Value, hex, number_list};
+use crate::sql::value::{Row, Value, hex, number_list};
 use shardcron_domain::execution::{self, Execution};
 use shardcron_domain::limits::{ERROR_BYTES, RESULT_BYTES};
 use shardcron_domain::shard::{Effect, Event, FailureClass, Phase, Shard, apply};
@@ -141,9 +142,21 @@ pub(super) async fn write_changes(tx: &mut Tx, changes: &[Change<'_>], now_ms: i
     if changes.is_empty() {
         return Ok(Vec::new());
     }
-    update_shards(tx, changes).await?;
-    insert_traces(tx, changes, now_ms).await?;
-    let ended = count(tx, changes, now_ms).await?;
+    let settled = settled(changes);
+    let mut statements = shard_updates(changes);
+    let guarded = statements.len();
+    statements.extend(traces(tx.dialect(), changes, now_ms));
+    statements.extend(counter_writes(&settled, now_ms));
+    // One round trip. If a guard did not match, everything behind it is rolled back with it; and a result that is already there
+    // is the work of an end that was recorded before.
+    let (matched, counters) = tx.raw_batch(&statements).await.map_err(|fault| match fault {
+        Fault::Server { kind: Kind::Duplicate, .. } => Fault::Moved,
+        other => other,
+    })?;
+    if matched[..guarded].iter().sum::<u64>() != changes.len() as u64 {
+        return Err(Fault::Moved);
+    }
+    let ended = check_counters(&settled, &counters)?;
     let mut last_of: BTreeMap<ExecutionId, usize> = BTreeMap::new();
     for (position, change) in changes.iter().enumerate() {
         if change.to.phase().is_terminal() {
@@ -169,7 +182,7 @@ pub(super) async fn write_changes(tx: &mut Tx, changes: &[Change<'_>], now_ms: i
 }
 
 /// Guarded updates, one for each (execution, attempt, owner, next state), in the primary key's order.
-async fn update_shards(tx: &mut Tx, changes: &[Change<'_>]) -> Outcome<()> {
+fn shard_updates(changes: &[Change<'_>]) -> Vec<String> {
     type Key = (ExecutionId, u32, Incarnation, i64, Option<u32>);
     let mut groups: BTreeMap<Key, BTreeMap<u32, i64>> = BTreeMap::new();
     for Change { at, owner, to, .. } in changes {
@@ -181,7 +194,7 @@ async fn update_shards(tx: &mut Tx, changes: &[Change<'_>]) -> Outcome<()> {
         let key = (at.execution, at.attempt, *owner, to.phase().code(), failures);
         groups.entry(key).or_default().insert(at.index, not_before_ms);
     }
-    let mut matched = 0;
+    let mut updates = Vec::with_capacity(groups.len());
     for ((execution, attempt, owner, state, failures), rows) in &groups {
         let mut set = format!("state = {state}, owner = NULL");
         if let Some(failures) = failures {
@@ -192,16 +205,15 @@ async fn update_shards(tx: &mut Tx, changes: &[Change<'_>]) -> Outcome<()> {
             let _ = write!(set, ", attempt = {}, claimed_ms = 0, not_before_ms = ", attempt.saturating_add(1));
             push_instants(&mut set, rows);
         }
-        let update = format!(
+        updates.push(format!(
             "UPDATE shards SET {set} WHERE execution_id = {} AND shard_index IN ({}) AND attempt = {attempt} AND state = 1 \
              AND owner = {}",
             hex(execution.as_bytes()),
             number_list(rows.keys()),
             hex(owner.as_bytes())
-        );
-        matched += tx.raw(&update).await?;
+        ));
     }
-    if matched == changes.len() as u64 { Ok(()) } else { Err(Fault::Moved) }
+    updates
 }
 
 fn push_instants(set: &mut String, rows: &BTreeMap<u32, i64>) {
@@ -219,8 +231,7 @@ fn push_instants(set: &mut String, rows: &BTreeMap<u32, i64>) {
 }
 
 /// Results, history, redispatches and dead letters.
-async fn insert_traces(tx: &mut Tx, changes: &[Change<'_>], now_ms: i64) -> Outcome<()> {
-    let dialect = tx.dialect();
+fn traces(dialect: Dialect, changes: &[Change<'_>], now_ms: i64) -> Vec<String> {
     let mut results = Bulk::new(
         "INSERT INTO results (execution_id, shard_index, attempt, owner, started_ms, ended_ms, row_count, summary) VALUES ",
         "",
@@ -231,7 +242,8 @@ async fn insert_traces(tx: &mut Tx, changes: &[Change<'_>], now_ms: i64) -> Outc
     );
     // An earlier attempt's row may still be there: its publish was confirmed, the note of it is under way.
     let tail = dialect.upsert("execution_id, shard_index", &["attempt", "not_before_ms"]);
-    let mut again = Bulk::new("INSERT INTO redispatch (execution_id, shard_index, attempt, not_before_ms) VALUES ", tail);
+    let mut again =
+        Bulk::new("INSERT INTO redispatch (execution_id, shard_index, attempt, not_before_ms) VALUES ", tail);
     let mut dead =
         Bulk::new("INSERT INTO dead_letters (kind, at_ms, reason, execution_id, shard_index, body) VALUES ", "");
     let mut sorted: Vec<&Change> = changes.iter().collect();
@@ -262,10 +274,7 @@ async fn insert_traces(tx: &mut Tx, changes: &[Change<'_>], now_ms: i64) -> Outc
             dead.push_row(dialect, &row);
         }
     }
-    for bulk in [results, history, again, dead] {
-        bulk.send(tx).await?;
-    }
-    Ok(())
+    [results, history, again, dead].into_iter().flat_map(Bulk::into_statements).collect()
 }
 
 /// A summary that is too long would be no JSON any more if it were cut.
@@ -276,13 +285,11 @@ fn kept_summary(summary: &str) -> String {
     format!("{{\"truncated\":true,\"bytes\":{}}}", summary.len())
 }
 
-/// Counts the settled shards in their executions, in the order of the ids. Returns those that ended with it.
-async fn count(
-    tx: &mut Tx,
-    changes: &[Change<'_>],
-    now_ms: i64,
-) -> Outcome<BTreeMap<ExecutionId, execution::Phase>> {
-    let mut settled: BTreeMap<ExecutionId, (u32, u32)> = BTreeMap::new();
+/// Shards that ended, well and badly, by their execution.
+type Settled = BTreeMap<ExecutionId, (u32, u32)>;
+
+fn settled(changes: &[Change<'_>]) -> Settled {
+    let mut settled = Settled::new();
     for change in changes {
         match change.to {
             To::Success => settled.entry(change.at.execution).or_default().0 += 1,
@@ -290,30 +297,61 @@ async fn count(
             To::Pending { .. } => {}
         }
     }
-    let lock = tx.dialect().for_update();
-    let mut ended = BTreeMap::new();
+    settled
+}
+
+/// For each execution, in the order of the ids: adds to the counters, ends it with its last shard, and reads the row back. All in
+/// the same round trip as everything else, so that the row that every worker wants stays locked for the commit only. In MySQL an
+/// assignment sees those to its left, hence the counters come last.
+fn counter_writes(settled: &Settled, now_ms: i64) -> Vec<String> {
+    let (success, failed_state) = (execution::Phase::Success.code(), execution::Phase::Failed.code());
+    let mut statements = Vec::with_capacity(settled.len() * 2);
     for (id, (succeeded, failed)) in settled {
         let hex = hex(id.as_bytes());
-        let sql =
-            format!("SELECT state, shards_total, succeeded, failed, cancelled FROM executions WHERE id = {hex}{lock}");
-        let rows = tx.raw_rows(&sql).await?;
-        let Some(row) = rows.first() else { return Err(Fault::corrupt(format!("shards of no execution {id}"))) };
-        let before = Execution {
-            phase: execution_phase(row.int(0)?)?,
-            shards_total: row.count(1)?,
-            succeeded: row.count(2)?,
-            failed: row.count(3)?,
-            cancelled: row.count(4)?,
+        let last = format!("succeeded + failed + cancelled + {} = shards_total", succeeded + failed);
+        let end = format!("CASE WHEN failed + {failed} = 0 THEN {success} ELSE {failed_state} END");
+        statements.push(format!(
+            "UPDATE executions SET state = CASE WHEN {last} THEN {end} ELSE state END, \
+             ended_ms = CASE WHEN {last} THEN {now_ms} ELSE ended_ms END, \
+             succeeded = succeeded + {succeeded}, failed = failed + {failed} WHERE id = {hex} AND state = 0"
+        ));
+        statements.push(format!(
+            "SELECT id, state, shards_total, succeeded, failed, cancelled FROM executions WHERE id = {hex}"
+        ));
+    }
+    statements
+}
+
+/// Holds what the statements did against what the domain says, before it is committed. Returns the executions that ended.
+fn check_counters(settled: &Settled, counters: &[Row]) -> Outcome<BTreeMap<ExecutionId, execution::Phase>> {
+    if counters.len() != settled.len() {
+        return Err(Fault::corrupt("there are shards whose execution is gone".into()));
+    }
+    let mut ended = BTreeMap::new();
+    for row in counters {
+        let id = row.id(0, ExecutionId::from_slice)?;
+        let (succeeded, failed) = settled.get(&id).copied().unwrap_or_default();
+        let after = Execution {
+            phase: execution_phase(row.int(1)?)?,
+            shards_total: row.count(2)?,
+            succeeded: row.count(3)?,
+            failed: row.count(4)?,
+            cancelled: row.count(5)?,
         };
-        let after = execution::apply(&before, execution::Event::Settled { succeeded, failed })
+        let before = Execution {
+            phase: execution::Phase::Running,
+            succeeded: after.succeeded.saturating_sub(succeeded),
+            failed: after.failed.saturating_sub(failed),
+            ..after
+        };
+        let expected = execution::apply(&before, execution::Event::Settled { succeeded, failed })
             .map_err(|e| Fault::corrupt(format!("execution {id}: {e}")))?;
-        let mut set = format!("succeeded = {}, failed = {}", after.succeeded, after.failed);
+        if expected != after {
+            return Err(Fault::corrupt(format!("the counters of execution {id} are {after:?} and not {expected:?}")));
+        }
         if after.phase.is_terminal() {
-            // Writing to a String can't fail.
-            let _ = write!(set, ", state = {}, ended_ms = {now_ms}", after.phase.code());
             ended.insert(id, after.phase);
         }
-        tx.raw(&format!("UPDATE executions SET {set} WHERE id = {hex}")).await?;
     }
     Ok(ended)
 }

@@ -98,12 +98,7 @@ impl SqlLedger {
         }
     }
 
-    pub(super) async fn write_step(
-        &self,
-        owner: Incarnation,
-        step: &SqlStep,
-        now_ms: i64,
-    ) -> Outcome<Answer<SqlDone>> {
+    pub(super) async fn write_step(&self, owner: Incarnation, step: &SqlStep, now_ms: i64) -> Outcome<Answer<SqlDone>> {
         let mut tx = self.db.begin().await?;
         let lock = tx.dialect().for_update();
         let mut held = read_shards_of(&mut tx, [step.attempt.shard()], lock).await?;
@@ -126,7 +121,8 @@ impl SqlLedger {
             change.rows = Some(unsigned(held.rows_done) + rows);
             recorded = write_changes(&mut tx, &[change], now_ms).await?.pop();
         }
-        tx.commit().await?;
+        // Without a checkpoint or an end in it, nothing would keep a second try from doing it all again.
+        tx.commit().await.map_err(Fault::once)?;
         Ok(Ok(SqlDone { rows, recorded }))
     }
 }
@@ -169,10 +165,12 @@ async fn run_users(tx: &mut Tx, text: &str, args: &[Value]) -> Outcome<u64> {
     let before = total_changes(tx).await?;
     let changed = match tx.run(text, args).await {
         Ok(changed) => changed,
-        Err(Fault::Server { kind: kind @ (Kind::Duplicate | Kind::Refused | Kind::Contention), detail }) => {
+        Err(Fault::Server {
+            kind: kind @ (Kind::Duplicate | Kind::Missing | Kind::Refused | Kind::Contention),
+            detail,
+        }) => {
             return Err(Fault::Final(StoreError::Statement { detail, transient: kind == Kind::Contention }));
         }
-        // "No such table" is advice to migrate only where the table is ours.
         Err(Fault::Final(StoreError::Invalid(detail) | StoreError::Corrupt(detail))) => {
             return Err(Fault::Final(StoreError::Statement { detail, transient: false }));
         }

@@ -112,7 +112,8 @@ impl SqlLedger {
             cancelled: row.count(4)?,
         };
         let Ok(after) = execution::apply(&before, execution::Event::Cancel) else { return Ok(Some(before.phase)) };
-        tx.raw(&format!("UPDATE shards SET state = 4, owner = NULL WHERE execution_id = {hex} AND state IN (0, 1)")).await?;
+        tx.raw(&format!("UPDATE shards SET state = 4, owner = NULL WHERE execution_id = {hex} AND state IN (0, 1)"))
+            .await?;
         tx.raw(&format!("DELETE FROM redispatch WHERE execution_id = {hex}")).await?;
         let update = format!(
             "UPDATE executions SET state = {}, cancelled = {}, ended_ms = {now_ms} WHERE id = {hex}",

@@ -3,7 +3,7 @@
 use crate::rows::{DeadRow, StoredTrigger};
 use crate::sql::SqlLedger;
 use crate::sql::bulk::kept;
-use crate::sql::fault::Outcome;
+use crate::sql::fault::{Fault, Outcome};
 use crate::sql::value::number_list;
 use shardcron_domain::ExecutionId;
 use shardcron_domain::limits::{ERROR_BYTES, REJECTED_TEXT_BYTES};
@@ -11,7 +11,7 @@ use shardcron_domain::limits::{ERROR_BYTES, REJECTED_TEXT_BYTES};
 impl SqlLedger {
     pub(super) async fn write_trigger(&self, payload: &[u8], now_ms: i64) -> Outcome<()> {
         let insert = "INSERT INTO stored_triggers (payload, put_ms) VALUES (?, ?)";
-        self.db.run(insert, &[payload.into(), now_ms.into()]).await.map(drop)
+        self.db.run(insert, &[payload.into(), now_ms.into()]).await.map(drop).map_err(Fault::once)
     }
 
     pub(super) async fn read_triggers(&self, limit: usize) -> Outcome<Vec<StoredTrigger>> {

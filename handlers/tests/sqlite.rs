@@ -1,0 +1,193 @@
+//! The sql handler over the real ledger in SQLite: the effects, the checkpoint and the result stand or fall together, over a
+//! line that loses answers, too.
+
+mod common;
+
+use common::{Fault, Lossy, Narrow};
+use shardcron_domain::job::{OverlapPolicy, RetryPolicy};
+use shardcron_domain::plan::ShardPlan;
+use shardcron_domain::recovery::Reclaim;
+use shardcron_domain::shard::{Checkpoint, FailureClass, Phase, ReclaimReason};
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation};
+use shardcron_handlers::{SqlHandler, SqlLimits, SqlTemplate};
+use shardcron_sdk::testing::TestContext;
+use shardcron_sdk::{ShardContext, ShardError, ShardHandler, ShardOutput};
+use shardcron_store::sql::{SqlLedger, SqlOptions};
+use shardcron_store::*;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use uuid::Uuid;
+
+const T0: i64 = 1_772_323_200_000;
+const OWNER: Incarnation = Incarnation(Uuid::from_u128(7));
+const COPY: &str = "INSERT INTO dst (id, who) SELECT id, :who FROM src WHERE id BETWEEN :shard_from AND :shard_to";
+
+struct World {
+    ledger: SqlLedger,
+    epoch: Epoch,
+    execution: ExecutionId,
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    /// Keys 1 to 40 in `src`, an empty `dst` that would take a key twice, and an execution of two shards, handed out.
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", folder.path().join("ledger.db").display());
+        let ledger = SqlLedger::connect(&url, SqlOptions::default()).await.unwrap();
+        ledger.migrate().await.unwrap();
+        ledger.execute_script("CREATE TABLE src (id BIGINT); CREATE TABLE dst (id BIGINT, who TEXT)").await.unwrap();
+        ledger.insert_rows("src", &["id"], (1..=40).map(|id| vec![SqlArg::Int(id)]).collect()).await.unwrap();
+        let text = format!(
+            "[job.copy]\nhandler = {{ sql = \"{COPY}\" }}\nshards = {{ range = {{ from = 1, to = 40 }}, count = 2 }}\n"
+        );
+        let spec = shardcron_domain::jobfile::parse(&text).unwrap().remove(0);
+        ledger.apply_jobs(&[(spec, None)], "test", T0).await.unwrap();
+        let job = ledger.job("copy").await.unwrap().unwrap().id;
+        let epoch = ledger.begin_epoch("test", T0).await.unwrap();
+        let execution = ExecutionId(Uuid::from_u128(0x0193_9d5e_7c1a_7def_8000_1234_5678_90ab));
+        let new = NewExecution {
+            id: execution,
+            plan: ShardPlan::Range { from: 1, to: 40, count: 2 },
+            params: Params::new(),
+            tier: "core".into(),
+            timeout_ms: None,
+            overlap: OverlapPolicy::Allow,
+        };
+        let intent = FireIntent {
+            job,
+            version: 1,
+            fire_key: "one".into(),
+            nominal_ms: T0,
+            scheduled: true,
+            action: FireAction::Fire(new),
+            next_fire_ms: None,
+        };
+        assert_eq!(ledger.fire(epoch, &[intent], T0).await.unwrap(), [FireOutcome::Fired(execution)]);
+        ledger.materialize(epoch, execution, 2).await.unwrap();
+        ledger.mark_dispatched(epoch, &[(execution, 2)], &[]).await.unwrap();
+        World { ledger, epoch, execution, _folder: folder }
+    }
+
+    fn attempt(&self, index: u32, attempt: u32) -> AttemptRef {
+        AttemptRef { execution: self.execution, index, attempt }
+    }
+
+    async fn claim(&self, index: u32, attempt: u32) -> ShardContext {
+        let attempt = self.attempt(index, attempt);
+        let claimed = self.ledger.claim(OWNER, &[attempt], T0 + 60_000).await.unwrap().remove(0).unwrap();
+        let slice = ShardPlan::Range { from: 1, to: 40, count: 2 }.slice(index).unwrap();
+        let base = TestContext::new(slice).param("who", "it's; DROP TABLE src; --").context();
+        ShardContext { attempt, owner: OWNER, checkpoint: claimed.checkpoint, ..base }
+    }
+
+    async fn run(
+        &self,
+        context: ShardContext,
+        sql: &str,
+        chunk: Option<u32>,
+        faults: &[Fault],
+    ) -> std::result::Result<ShardOutput, ShardError> {
+        let limits = SqlLimits {
+            first_wait: Duration::from_millis(1),
+            max_wait: Duration::from_millis(2),
+            patience: Duration::from_millis(20),
+            ..SqlLimits::default()
+        };
+        let faults = Mutex::new(faults.iter().copied().collect());
+        let ledger = Narrow(Arc::new(Lossy { ledger: self.ledger.clone(), faults }));
+        SqlHandler::new(Arc::new(ledger), SqlTemplate::parse(sql).unwrap(), chunk, limits).run(context).await
+    }
+
+    async fn copied(&self) -> Vec<i64> {
+        let rows = self.ledger.query("SELECT id FROM dst ORDER BY id", &[]).await.unwrap();
+        rows.into_iter().map(|row| if let SqlArg::Int(id) = row[0] { id } else { panic!("{row:?}") }).collect()
+    }
+
+    async fn shard(&self, index: u32) -> ShardRow {
+        self.ledger.shards(self.execution, index, 1).await.unwrap().remove(0)
+    }
+}
+
+#[tokio::test]
+async fn lost_answers_at_every_step_leave_every_key_once() {
+    for (chunk, steps) in [(None, 1), (Some(7), 3), (Some(20), 1)] {
+        for lost in 0..steps {
+            let world = World::new().await;
+            for index in 0..2 {
+                let mut faults = vec![Fault::None; lost];
+                faults.extend([Fault::AnswerLost, Fault::Away]);
+                let context = world.claim(index, 1).await;
+                let output = world.run(context, COPY, chunk, &faults).await.unwrap();
+                assert!(output.committed);
+            }
+            assert_eq!(world.copied().await, (1..=40).collect::<Vec<_>>(), "chunk {chunk:?}, lost {lost}");
+            assert_eq!(world.ledger.rows_done(world.execution).await.unwrap(), 40);
+            let (tally, started) = world.ledger.tally(world.execution).await.unwrap();
+            shardcron_domain::invariants::check_tally(&tally).unwrap();
+            assert_eq!((tally.recorded_twice, started), (0, 2));
+            let attempts = world.ledger.attempts(world.execution, 10).await.unwrap();
+            assert_eq!(attempts.len(), 2, "two ends in all: {attempts:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn z_03_a_parameter_arrives_as_it_is() {
+    let world = World::new().await;
+    let context = world.claim(0, 1).await;
+    assert_eq!(world.run(context, COPY, None, &[]).await.unwrap().rows, Some(20));
+    let who = world.ledger.query("SELECT DISTINCT who FROM dst", &[]).await.unwrap();
+    assert_eq!(who, [[SqlArg::Text("it's; DROP TABLE src; --".into())]]);
+}
+
+#[tokio::test]
+async fn an_attempt_that_failed_is_continued_behind_its_checkpoint() {
+    let world = World::new().await;
+    let context = world.claim(0, 1).await;
+    let mut faults = vec![Fault::None, Fault::AnswerLost];
+    faults.extend([Fault::None; 1]);
+    faults.extend([Fault::Away; 1_000]);
+    let error = world.run(context, COPY, Some(6), &faults).await.unwrap_err();
+    assert_eq!((error.class, error.stopped), (FailureClass::Transient, false));
+    assert_eq!(world.shard(0).await.checkpoint, Some(Checkpoint::Number(12)));
+    let end = Ended {
+        attempt: world.attempt(0, 1),
+        outcome: AttemptOutcome::Failure { class: error.class, message: error.message },
+        started_ms: T0,
+        ended_ms: T0,
+        retry: RetryPolicy::default(),
+        seed: 1,
+    };
+    world.ledger.record(OWNER, &[end], T0).await.unwrap().remove(0).unwrap();
+    let context = world.claim(0, 2).await;
+    assert_eq!(context.checkpoint, Some(Checkpoint::Number(12)));
+    assert_eq!(world.run(context, COPY, Some(6), &[]).await.unwrap().rows, Some(8));
+    assert_eq!(world.copied().await, (1..=20).collect::<Vec<_>>());
+    assert_eq!(world.shard(0).await.rows_done, 20);
+}
+
+#[tokio::test]
+async fn a_shard_that_was_taken_away_is_not_written() {
+    let world = World::new().await;
+    let context = world.claim(0, 1).await;
+    let reclaim = Reclaim { attempt: world.attempt(0, 1), owner: OWNER, reason: ReclaimReason::WorkerLost };
+    let reclaims = [(reclaim, RetryPolicy::default())];
+    world.ledger.reclaim(world.epoch, &reclaims, T0).await.unwrap().remove(0).unwrap();
+    let error = world.run(context, COPY, Some(6), &[Fault::Away]).await.unwrap_err();
+    assert!(error.stopped && error.message.contains("superseded by attempt 2"), "{error}");
+    assert_eq!(world.copied().await, Vec::<i64>::new());
+}
+
+#[tokio::test]
+async fn a_statement_that_fails_takes_the_others_of_its_step_back() {
+    let world = World::new().await;
+    let context = world.claim(0, 1).await;
+    let sql = format!("{COPY}; INSERT INTO nowhere VALUES (:shard_index)");
+    let error = world.run(context, &sql, Some(6), &[]).await.unwrap_err();
+    assert_eq!(error.class, FailureClass::Permanent);
+    assert!(error.message.contains("nowhere"), "{error}");
+    assert_eq!(world.copied().await, Vec::<i64>::new());
+    let shard = world.shard(0).await;
+    assert_eq!((shard.phase, shard.checkpoint), (Phase::Running, None));
+}

@@ -1,0 +1,215 @@
+//! Lease, presence and idempotency: every case runs against the ledger's rows and against Redis.
+#![allow(clippy::unwrap_used, reason = "a test ends there, and says where")]
+
+mod common;
+
+use common::*;
+use shardcron_domain::Incarnation;
+use shardcron_store::redis::RedisStores;
+use shardcron_store::sql::{LedgerLease, LedgerPresence};
+use shardcron_store::*;
+use std::time::{Duration, Instant};
+use testkit::shared;
+
+async fn redis() -> RedisStores {
+    let (url, prefix) =
+        tokio::task::spawn_blocking(|| (shared().redis_url().to_owned(), shared().fresh_redis_prefix())).await.unwrap();
+    RedisStores::connect(&url, &prefix).await.unwrap()
+}
+
+const TTL: Duration = Duration::from_secs(60);
+
+/// Asks until it holds or the bound has passed.
+async fn until<F: Future<Output = bool>>(what: &str, bound: Duration, mut probe: impl FnMut() -> F) {
+    let began = Instant::now();
+    while !probe().await {
+        assert!(began.elapsed() < bound, "{what} did not happen within {bound:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn lease_cases(lease: &dyn LeaseStore) {
+    use LeaseAnswer::{HeldBy, Mine, Nobody};
+    assert_eq!(lease.renew("a", TTL).await.unwrap(), Nobody);
+    assert_eq!(lease.acquire("a", TTL).await.unwrap(), Mine);
+    assert_eq!(lease.acquire("a", TTL).await.unwrap(), Mine, "the answer to the first was lost");
+    assert_eq!(lease.acquire("b", TTL).await.unwrap(), HeldBy("a".into()));
+    assert_eq!(lease.renew("a", TTL).await.unwrap(), Mine);
+    // E-07: what comes late from an earlier holder changes nothing.
+    lease.release("b").await.unwrap();
+    assert_eq!(lease.renew("b", Duration::from_millis(1)).await.unwrap(), HeldBy("a".into()));
+    assert_eq!(lease.acquire("b", TTL).await.unwrap(), HeldBy("a".into()));
+    lease.release("a").await.unwrap();
+    lease.release("a").await.unwrap();
+    assert_eq!(lease.acquire("b", Duration::from_millis(80)).await.unwrap(), Mine);
+    // E-03: it ends by itself.
+    until("the end of b's lease", Duration::from_secs(5), || async { lease.acquire("c", TTL).await.unwrap() == Mine })
+        .await;
+    assert_eq!(lease.renew("b", TTL).await.unwrap(), HeldBy("c".into()));
+    lease.release("c").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn e_03_e_07_lease_in_sqlite() {
+    let world = sqlite().await;
+    lease_cases(&LedgerLease { ledger: world.ledger.clone(), name: "trigger".into() }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn e_03_e_07_lease_in_mysql() {
+    let world = mysql().await;
+    lease_cases(&LedgerLease { ledger: world.ledger.clone(), name: "trigger".into() }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn e_03_e_07_lease_in_redis() {
+    lease_cases(&redis().await.lease("trigger")).await;
+}
+
+/// Eight at once, over and over: never two who hold it.
+async fn race(leases: Vec<Box<dyn LeaseStore>>) {
+    for round in 0..10 {
+        let answers = futures_util::future::join_all(
+            leases
+                .iter()
+                .enumerate()
+                .map(|(n, lease)| async move { lease.acquire(&format!("r{round}-{n}"), TTL).await.unwrap() }),
+        )
+        .await;
+        let winners: Vec<_> =
+            answers.iter().enumerate().filter(|(_, a)| **a == LeaseAnswer::Mine).map(|(n, _)| n).collect();
+        assert_eq!(winners.len(), 1, "round {round}: {answers:?}");
+        leases[0].release(&format!("r{round}-{}", winners[0])).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_has_one_holder_sqlite() {
+    let world = sqlite().await;
+    let mut leases: Vec<Box<dyn LeaseStore>> = Vec::new();
+    for _ in 0..4 {
+        leases.push(Box::new(LedgerLease { ledger: world.again().await, name: "x".into() }));
+    }
+    race(leases).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_has_one_holder_mysql_and_redis() {
+    let world = mysql().await;
+    let mut leases: Vec<Box<dyn LeaseStore>> = Vec::new();
+    for _ in 0..8 {
+        leases.push(Box::new(LedgerLease { ledger: world.ledger.clone(), name: "x".into() }));
+    }
+    race(leases).await;
+    let redis = redis().await;
+    race((0..8).map(|_| Box::new(redis.lease("x")) as Box<dyn LeaseStore>).collect()).await;
+}
+
+fn beat(who: Incarnation, running: u32) -> WorkerBeat {
+    WorkerBeat {
+        incarnation: who,
+        name: "w 🦀 'x'".into(),
+        host: "here".into(),
+        pid: 7,
+        version: "0.1.0".into(),
+        started_ms: T0,
+        tiers: vec![("core".into(), 8)],
+        running,
+        draining: false,
+    }
+}
+
+async fn presence_cases(presence: &dyn Presence) {
+    let lost = Duration::from_secs(15);
+    assert!(presence.workers().await.unwrap().is_empty());
+    let (a, b) = (worker(), worker());
+    presence.beat(&beat(a, 1), lost).await.unwrap();
+    presence.beat(&beat(b, 2), lost).await.unwrap();
+    presence.beat(&beat(a, 3), lost).await.unwrap();
+    let mut seen = presence.workers().await.unwrap();
+    seen.sort_by_key(|s| s.beat.incarnation);
+    assert_eq!(seen.iter().map(|s| s.beat.clone()).collect::<Vec<_>>(), [beat(a, 3), beat(b, 2)]);
+    assert!(seen.iter().all(|s| (0..10_000).contains(&s.age_ms)), "{seen:?}");
+    until("ageing", Duration::from_secs(5), || async {
+        presence.workers().await.unwrap().iter().all(|s| s.age_ms >= 20)
+    })
+    .await;
+    presence.leave(a).await.unwrap();
+    presence.leave(a).await.unwrap();
+    assert_eq!(presence.workers().await.unwrap()[0].beat.incarnation, b);
+    assert_eq!(presence.workers().await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn presence_everywhere() {
+    presence_cases(&LedgerPresence { ledger: sqlite().await.ledger.clone() }).await;
+    presence_cases(&LedgerPresence { ledger: mysql().await.ledger.clone() }).await;
+    presence_cases(&redis().await.presence()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idempotency_in_redis() {
+    let keys = redis().await.idempotency(TTL);
+    let id = new_execution(1, shardcron_domain::job::OverlapPolicy::Allow).id;
+    let all: Vec<_> = (0..200).map(|i| attempt(id, i, 1)).collect();
+    assert!(keys.begin(&all).await.unwrap().iter().all(|h| *h == IdempotencyHint::Fresh));
+    keys.finish(&all[..100]).await.unwrap();
+    let hints = keys.begin(&all).await.unwrap();
+    assert!(hints[..100].iter().all(|h| *h == IdempotencyHint::Done));
+    assert!(hints[100..].iter().all(|h| *h == IdempotencyHint::Claimed));
+    assert_eq!(
+        keys.begin(&[attempt(id, 0, 2), attempt(id, 0, 2)]).await.unwrap(),
+        [IdempotencyHint::Fresh, IdempotencyHint::Claimed]
+    );
+    assert!(keys.begin(&[]).await.unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn e_06_an_evicting_redis_is_named() {
+    let server = tokio::task::spawn_blocking(|| testkit::Redis::start_with(&["--maxmemory-policy", "allkeys-lru"]))
+        .await
+        .unwrap()
+        .unwrap();
+    let stores = RedisStores::connect(&server.url(), "x").await.unwrap();
+    let faults = stores.check_server().await.unwrap();
+    assert!(faults.len() == 1 && faults[0].contains("allkeys-lru") && faults[0].contains("noeviction"), "{faults:?}");
+    assert!(stores.server_version().await.unwrap().starts_with("Redis "));
+    assert!(redis().await.check_server().await.unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_restarts_is_found_again() {
+    let mut server = tokio::task::spawn_blocking(testkit::Redis::start).await.unwrap().unwrap();
+    let stores = RedisStores::connect(&server.url(), "x").await.unwrap();
+    let lease = stores.lease("trigger");
+    assert_eq!(lease.acquire("a", TTL).await.unwrap(), LeaseAnswer::Mine);
+    let server = tokio::task::spawn_blocking(move || server.restart_wiped().map(|()| server)).await.unwrap().unwrap();
+    let presence = stores.presence();
+    until("the lease's connection", Duration::from_secs(10), || async { lease.renew("a", TTL).await.is_ok() }).await;
+    assert_eq!(lease.renew("a", TTL).await.unwrap(), LeaseAnswer::Nobody, "its memory is gone");
+    until("the pool", Duration::from_secs(10), || async { presence.workers().await.is_ok() }).await;
+    drop(server);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_password_in_any_error() {
+    let secret = "s3cr3t-pass";
+    let errors = [
+        RedisStores::connect(&format!("redis://:{secret}@127.0.0.1:1/0"), "x").await.map(drop).unwrap_err(),
+        RedisStores::connect(&format!("redis//:{secret}@"), "x").await.map(drop).unwrap_err(),
+        connect(&format!("mysql://u:{secret}@127.0.0.1:1/x")).await,
+        connect(&format!("mysql://u:{secret}@:no-port/x")).await,
+        connect(&format!("postgres://u:{secret}@127.0.0.1/x")).await,
+    ];
+    for error in errors {
+        assert!(!format!("{error} {error:?}").contains(secret), "{error:?}");
+    }
+    let stores = redis().await;
+    assert!(!format!("{stores:?} {:?}", stores.lease("x")).contains("redis://"));
+}
+
+async fn connect(url: &str) -> StoreError {
+    let options =
+        shardcron_store::sql::SqlOptions { acquire_timeout: Duration::from_millis(300), ..Default::default() };
+    shardcron_store::sql::SqlLedger::connect(url, options).await.map(drop).unwrap_err()
+}

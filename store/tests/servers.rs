@@ -1,0 +1,227 @@
+//! What only one of the servers can do wrong.
+#![allow(clippy::unwrap_used, reason = "a test ends there, and says where")]
+
+mod common;
+
+use common::*;
+use shardcron_store::sql::{SqlLedger, SqlOptions};
+use shardcron_store::*;
+use std::time::{Duration, Instant};
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b_01_connections_that_the_server_closed_are_replaced() {
+    let world = mysql().await;
+    let ledger = &world.ledger;
+    let (_, _, id) = fired(ledger, 40).await;
+    let me = worker();
+    for index in 0..20 {
+        // Everything else of this database is killed, as a wait_timeout or an operator would do it.
+        let kill = "SELECT CONCAT('KILL ', id) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()";
+        let other = world.again().await;
+        for row in other.query(kill, &[]).await.unwrap() {
+            let SqlArg::Text(statement) = &row[0] else { panic!("{row:?}") };
+            other.execute_script(statement).await.ok();
+        }
+        let at = attempt(id, index, 1);
+        assert!(ledger.claim(me, &[at], T0).await.unwrap()[0].is_ok(), "round {index}");
+        assert!(ledger.record(me, &[success(at)], T0).await.unwrap()[0].is_ok(), "round {index}");
+    }
+    assert_eq!(ledger.tally(id).await.unwrap().0.counted, 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b_01_a_server_that_restarts_is_found_again() {
+    let mut server = blocking(testkit::Sql::start).await.unwrap();
+    let options = SqlOptions { acquire_timeout: Duration::from_millis(500), ..SqlOptions::default() };
+    let ledger = SqlLedger::connect(&server.url(), options).await.unwrap();
+    ledger.migrate().await.unwrap();
+    let (_, _, id) = fired(&ledger, 10).await;
+    let me = worker();
+    let all: Vec<_> = (0..10).map(|i| attempt(id, i, 1)).collect();
+    ledger.claim(me, &all, T0).await.unwrap();
+    server = blocking(move || server.stop().map(|()| server)).await.unwrap();
+    let error = ledger.record(me, &[success(all[0])], T0).await.unwrap_err();
+    assert!(error.is_transient() && matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    assert!(!format!("{error:?}").contains("mysql://"), "{error:?}");
+    let server = blocking(move || server.restart().map(|()| server)).await.unwrap();
+    let began = Instant::now();
+    let ends: Vec<_> = all.iter().copied().map(success).collect();
+    let recorded = loop {
+        match ledger.record(me, &ends, T0).await {
+            Ok(recorded) => break recorded,
+            Err(error) if error.is_transient() && began.elapsed() < Duration::from_secs(5) => {}
+            Err(error) => panic!("{error:?} after {:?}", began.elapsed()),
+        }
+    };
+    assert!(recorded.iter().all(|r| r.is_ok()));
+    drop(server);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_cut_in_a_transaction_leaves_nothing_or_all() {
+    let server = blocking(testkit::Sql::start).await.unwrap();
+    let port = server.port();
+    let relay = blocking(move || testkit::Relay::start(port)).await.unwrap();
+    let options = SqlOptions { acquire_timeout: Duration::from_secs(1), ..SqlOptions::default() };
+    let direct = SqlLedger::connect(&server.url(), options).await.unwrap();
+    direct.migrate().await.unwrap();
+    let ledger = SqlLedger::connect(&server.url_through(relay.port()), options).await.unwrap();
+    let (_, _, id) = fired(&direct, 2_000).await;
+    let me = worker();
+    let all: Vec<_> = (0..2_000).map(|i| attempt(id, i, 1)).collect();
+    let cutter = std::sync::Arc::new(relay);
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (cut, stopped) = (cutter.clone(), stop.clone());
+    let cuts = tokio::spawn(async move {
+        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(7)).await;
+            cut.drop_connections();
+        }
+    });
+    for batch in all.chunks(100) {
+        let ends: Vec<_> = batch.iter().copied().map(success).collect();
+        while ledger.claim(me, batch, T0).await.is_err() {}
+        while ledger.record(me, &ends, T0).await.is_err() {}
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    cuts.await.unwrap();
+    let (tally, _) = direct.tally(id).await.unwrap();
+    shardcron_domain::invariants::check_tally(&tally).unwrap();
+    assert_eq!((tally.results, tally.counted, tally.recorded_twice), (2_000, 2_000, 0));
+    drop(server);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b_05_several_processes_share_a_file() {
+    let world = sqlite().await;
+    let (_, _, id) = fired(&world.ledger, 400).await;
+    // Somebody from outside holds the write lock again and again.
+    let path = world.url.trim_start_matches("sqlite://").to_owned();
+    let outside = SqlLedger::connect(&format!("sqlite://{path}"), SqlOptions::default()).await.unwrap();
+    let hold = tokio::spawn(async move {
+        for _ in 0..5 {
+            let slow = "BEGIN IMMEDIATE; UPDATE meta SET jobs_revision = jobs_revision + 1; \
+                        WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000) SELECT SUM(i) FROM n; COMMIT;";
+            outside.execute_script(slow).await.unwrap();
+        }
+    });
+    let mut tasks = tokio::task::JoinSet::new();
+    for part in 0..4 {
+        let ledger = world.again().await;
+        tasks.spawn(async move {
+            let me = worker();
+            let mine: Vec<_> = (0..400).filter(|i| i % 4 == part).map(|i| attempt(id, i, 1)).collect();
+            for batch in mine.chunks(5) {
+                assert!(ledger.claim(me, batch, T0).await.unwrap().iter().all(|c| c.is_ok()));
+                let ends: Vec<_> = batch.iter().copied().map(success).collect();
+                assert!(ledger.record(me, &ends, T0).await.unwrap().iter().all(|c| c.is_ok()));
+                ledger.overview().await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    hold.await.unwrap();
+    shardcron_domain::invariants::check_tally(&world.ledger.tally(id).await.unwrap().0).unwrap();
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+/// Holds a lock on the jobs, as a migration or a backup of somebody else's would, while a batch is due.
+#[tokio::test(flavor = "multi_thread")]
+async fn m_05_a_lock_on_the_jobs_makes_a_firing_late_and_not_lost() {
+    let world = mysql().await;
+    let job = apply(&world.ledger, "job").await;
+    let epoch = world.ledger.begin_epoch("test", T0).await.unwrap();
+    let one = SqlOptions { max_connections: 1, ..SqlOptions::default() };
+    let other = SqlLedger::connect(&world.url, one).await.unwrap();
+    other.execute_script("START TRANSACTION; SELECT id FROM jobs FOR UPDATE").await.unwrap();
+    let new = new_execution(1, shardcron_domain::job::OverlapPolicy::Skip);
+    let (ledger, id) = (world.ledger.clone(), new.id);
+    let firing = tokio::spawn(async move { ledger.fire(epoch, &[intent(job, "1", new)], T0).await });
+    // It waits inside the server once it is seen there.
+    let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
+    let began = Instant::now();
+    loop {
+        let seen = world.ledger.query(waits, &[]).await;
+        // A user without the PROCESS privilege can't see it; then a moment has to do.
+        let seen = seen.map_or(began.elapsed() > Duration::from_secs(1), |rows| rows[0][0] != SqlArg::Int(0));
+        if seen || began.elapsed() > Duration::from_secs(5) {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    assert!(!firing.is_finished());
+    other.execute_script("COMMIT").await.unwrap();
+    assert_eq!(firing.await.unwrap().unwrap(), [FireOutcome::Fired(id)]);
+}
+
+/// What runs again and again must find its rows by an index, whatever stands in the tables.
+#[tokio::test(flavor = "multi_thread")]
+async fn periodic_queries_use_indexes() {
+    let world = mysql().await;
+    let ledger = &world.ledger;
+    let (epoch, job, id) = fired(ledger, 5_000).await;
+    let me = worker();
+    for round in 0..200 {
+        let done = new_execution(1, shardcron_domain::job::OverlapPolicy::Allow);
+        let at = attempt(done.id, 0, 1);
+        ledger.fire(epoch, &[intent(job, &round.to_string(), done)], T0).await.unwrap();
+        ledger.claim(me, &[at], T0).await.unwrap();
+        ledger.record(me, &[success(at)], T0).await.unwrap();
+    }
+    let all: Vec<_> = (0..300).map(|i| attempt(id, i, 1)).collect();
+    ledger.claim(me, &all, T0).await.unwrap();
+    ledger.record(me, &all[..200].iter().copied().map(failure).collect::<Vec<_>>(), T0).await.unwrap();
+    ledger.execute_script("ANALYZE TABLE executions, shards, redispatch, decisions").await.unwrap();
+    let hex: String = id.as_bytes().iter().map(|b| format!("{b:02x}")).collect();
+    let cases = [
+        ("SELECT id, tier FROM executions WHERE state = 0 ORDER BY id".to_owned(), "executions"),
+        ("SELECT s.execution_id FROM shards s JOIN executions e ON e.id = s.execution_id WHERE s.owner >= x'00000000000000000000000000000000' LIMIT 100".into(), "s"),
+        ("SELECT execution_id, COUNT(*) FROM shards WHERE owner >= x'00000000000000000000000000000000' GROUP BY execution_id".into(), "shards"),
+        (format!("SELECT r.execution_id FROM redispatch r JOIN executions e ON e.id = r.execution_id WHERE r.not_before_ms <= {T0} ORDER BY r.not_before_ms LIMIT 10"), "r"),
+        (format!("SELECT shard_index FROM shards WHERE execution_id = x'{hex}' AND shard_index >= 100 AND state = 0 ORDER BY shard_index LIMIT 10"), "shards"),
+        (format!("SELECT id FROM executions WHERE state = 0 AND job_id IN ({job})"), "executions"),
+        (format!("SELECT kind FROM decisions WHERE (job_id = {job} AND fire_key = _utf8mb4 x'31') OR (job_id = {job} AND fire_key = _utf8mb4 x'32')"), "decisions"),
+        (format!("UPDATE shards SET state = 1 WHERE execution_id = x'{hex}' AND shard_index IN (1,2,3) AND attempt = 1 AND state = 0"), "shards"),
+    ];
+    for (sql, table) in cases {
+        let plan = ledger.query(&format!("EXPLAIN {sql}"), &[]).await.unwrap();
+        let row =
+            plan.iter().find(|row| row[2] == SqlArg::Text(table.into())).unwrap_or_else(|| panic!("{sql}: {plan:?}"));
+        // MySQL has a column "partitions" before "type" where MariaDB has none.
+        let text = format!("{row:?}");
+        assert!(!text.contains("\"ALL\""), "{sql}\n{plan:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_million_shards_are_materialized_in_chunks() {
+    let world = mysql().await;
+    let ledger = &world.ledger;
+    let job = apply(ledger, "job").await;
+    let epoch = ledger.begin_epoch("test", T0).await.unwrap();
+    let new = new_execution(1_000_000, shardcron_domain::job::OverlapPolicy::Allow);
+    let id = new.id;
+    ledger.fire(epoch, &[intent(job, "1", new)], T0).await.unwrap();
+    assert_eq!(ledger.active_executions().await.unwrap()[0].materialized, 1_000);
+    let began = Instant::now();
+    assert_eq!(ledger.materialize(epoch, id, 500).await.unwrap(), 1_000, "never back");
+    assert_eq!(ledger.materialize(epoch, id, 10_000).await.unwrap(), 10_000);
+    assert_eq!(ledger.materialize(epoch, id, u32::MAX).await.unwrap(), 1_000_000);
+    println!("1,000,000 shard rows in {:?}", began.elapsed());
+    let me = worker();
+    let last = attempt(id, 999_999, 1);
+    assert!(ledger.claim(me, &[last], T0).await.unwrap()[0].is_ok());
+    let began = Instant::now();
+    assert_eq!(ledger.running(10).await.unwrap().len(), 1);
+    ledger.overview().await.unwrap();
+    ledger.mark_dispatched(epoch, &[(id, 1_000_000)], &[]).await.unwrap();
+    let mut cursor = ledger::PollCursor { execution: Some(id), index: 700_000 };
+    assert_eq!(ledger.claimable("core", &mut cursor, T0, 100).await.unwrap()[0].index, 700_000);
+    assert!(began.elapsed() < Duration::from_secs(2), "looks at a million shards take {:?}", began.elapsed());
+}

@@ -1,0 +1,286 @@
+//! A cluster of real processes on real services, for the tests of the whole program.
+
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    missing_docs,
+    reason = "each test file uses its part of it; a fault of the set-up ends the test"
+)]
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use shardcron_broker::rabbitmq::{RabbitMq, RabbitOptions};
+use shardcron_domain::ExecutionId;
+use shardcron_store::sql::{SqlLedger, SqlOptions};
+use shardcron_store::{ExecutionRow, Ledger, SqlArg};
+use std::fs::File;
+use std::future::Future;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// One process of the cluster.
+pub struct Process {
+    pub name: String,
+    child: Child,
+}
+
+/// Processes, their services, and a way to look into the ledger. Dropped, everything is killed; if the test fails, the ends of the
+/// processes' logs are printed.
+pub struct Cluster {
+    dir: TempDir,
+    variables: Vec<(String, String)>,
+    pub processes: Vec<Process>,
+    runtime: tokio::runtime::Runtime,
+    ledger: SqlLedger,
+    amqp_url: Option<String>,
+}
+
+impl Cluster {
+    /// On RabbitMQ, Redis and MySQL or MariaDB, with a database, a vhost and a key prefix of its own.
+    pub fn on_services() -> Self {
+        let services = testkit::shared();
+        Self::on(&services.fresh_database(), Some(services.fresh_vhost()), Some(services.redis_url().to_owned()))
+    }
+
+    /// On SQLite in one folder, without any service.
+    pub fn embedded() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("ledger.db").display());
+        let mut cluster = Self::on(&url, None, None);
+        cluster.dir = dir;
+        cluster
+    }
+
+    /// On the given services.
+    pub fn on(ledger_url: &str, amqp_url: Option<String>, redis_url: Option<String>) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let ledger = runtime.block_on(SqlLedger::connect(ledger_url, SqlOptions::default())).unwrap();
+        runtime.block_on(ledger.migrate()).unwrap();
+        let variables = [
+            ("SHARDCRON_LEDGER_URL", ledger_url.to_owned()),
+            ("SHARDCRON_BROKER_URL", amqp_url.clone().unwrap_or_default()),
+            ("SHARDCRON_REDIS_URL", redis_url.unwrap_or_default()),
+            ("SHARDCRON_REDIS_PREFIX", testkit::unique_prefix()),
+            ("SHARDCRON_HTTP_LISTEN", "off".to_owned()),
+            ("SHARDCRON_WORKER_LOST_AFTER", "2s".to_owned()),
+            ("SHARDCRON_SCHEDULER_LEASE_TTL", "2s".to_owned()),
+            ("SHARDCRON_SCHEDULER_SWEEP_EVERY", "200ms".to_owned()),
+            ("SHARDCRON_SCHEDULER_REPUBLISH_AFTER", "1s".to_owned()),
+            ("SHARDCRON_WORKER_TIERS", "core=4,bulk=2".to_owned()),
+            ("SHARDCRON_WORKER_ALLOW_EXEC", "sh,sleep,false,true,cat".to_owned()),
+            ("SHARDCRON_LOG_FILTER", "info,shardcron_actors=debug,shardcron_broker=debug".to_owned()),
+        ];
+        let variables = variables.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
+        Cluster { dir: tempfile::tempdir().unwrap(), variables, processes: Vec::new(), runtime, ledger, amqp_url }
+    }
+
+    /// Sets a variable for the processes that are started from now on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.variables.retain(|(k, _)| k != name);
+        self.variables.push((name.to_owned(), value.to_owned()));
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn amqp_url(&self) -> &str {
+        self.amqp_url.as_deref().unwrap()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shardcron"));
+        command.args(arguments).current_dir(self.dir.path()).env_remove("SHARDCRON_CONFIG").stdin(Stdio::null());
+        command.envs(self.variables.iter().map(|(k, v)| (k, v)));
+        command
+    }
+
+    /// Starts a process; its name is also the scheduler's or worker's.
+    pub fn start(&mut self, role: &str, name: &str) -> u32 {
+        let log = File::options().create(true).append(true).open(self.path(&format!("{name}.log"))).unwrap();
+        let child = self
+            .command(&[role])
+            .env("SHARDCRON_SCHEDULER_NAME", name)
+            .env("SHARDCRON_WORKER_NAME", name)
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        self.processes.push(Process { name: name.to_owned(), child });
+        pid
+    }
+
+    pub fn start_all(&mut self, schedulers: usize, workers: usize) {
+        for n in 1..=schedulers {
+            self.start("scheduler", &format!("scheduler-{n}"));
+        }
+        for n in 1..=workers {
+            self.start("worker", &format!("worker-{n}"));
+        }
+    }
+
+    pub fn signal(&self, name: &str, signal: Signal) {
+        let process = self.processes.iter().find(|p| p.name == name).unwrap_or_else(|| panic!("{name} does not run"));
+        kill(Pid::from_raw(process.child.id() as i32), signal).unwrap();
+    }
+
+    /// SIGKILL, and its end awaited.
+    pub fn kill(&mut self, name: &str) {
+        let at = self.processes.iter().position(|p| p.name == name).unwrap_or_else(|| panic!("{name} does not run"));
+        let mut process = self.processes.remove(at);
+        process.child.kill().unwrap();
+        process.child.wait().unwrap();
+    }
+
+    /// SIGTERM, and its orderly end awaited; returns how long it took.
+    pub fn terminate(&mut self, name: &str, bound: Duration) -> Duration {
+        self.signal(name, Signal::SIGTERM);
+        let began = Instant::now();
+        let at = self.processes.iter().position(|p| p.name == name).unwrap();
+        let mut process = self.processes.remove(at);
+        let status = testkit::wait_until_some(&format!("{name} to end"), bound, || process.child.try_wait().unwrap());
+        assert!(status.success(), "{name} ended with {status}");
+        began.elapsed()
+    }
+
+    pub fn log(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default()
+    }
+
+    /// Runs a command of the program.
+    pub fn cli(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// Runs a command with `--json` and reads its answer.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.cli(&[arguments, &["--json"]].concat());
+        let text = String::from_utf8_lossy(&output.stdout);
+        serde_json::from_str(text.trim())
+            .unwrap_or_else(|e| panic!("{arguments:?}: {e}: {text} {}", String::from_utf8_lossy(&output.stderr)))
+    }
+
+    pub fn apply(&self, jobs: &str) {
+        let file = self.path("jobs.toml");
+        std::fs::write(&file, jobs).unwrap();
+        let output = self.cli(&["jobs", "apply", &file.display().to_string()]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Fires a job and returns the execution.
+    pub fn trigger(&self, job: &str) -> ExecutionId {
+        let answer = self.json(&["trigger", job]);
+        answer["execution"].as_str().unwrap_or_else(|| panic!("not fired: {answer}")).parse().unwrap()
+    }
+
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    pub fn ledger(&self) -> &SqlLedger {
+        &self.ledger
+    }
+
+    /// A client of the cluster's RabbitMQ, connected.
+    pub fn rabbit(&self) -> RabbitMq {
+        self.block_on(async {
+            let rabbit =
+                RabbitMq::connect(self.amqp_url(), RabbitOptions { name: "test".into(), ..RabbitOptions::default() })
+                    .unwrap();
+            let mut state = shardcron_broker::Broker::state(&rabbit);
+            state.wait_for(|s| *s == shardcron_broker::BrokerState::Up).await.unwrap();
+            rabbit
+        })
+    }
+
+    pub fn execution(&self, id: ExecutionId) -> ExecutionRow {
+        self.block_on(self.ledger.execution(id)).unwrap().unwrap()
+    }
+
+    /// Waits for the execution's end.
+    pub fn wait_end(&self, id: ExecutionId, bound: Duration) -> ExecutionRow {
+        testkit::wait_until_some(&format!("execution {id} to end"), bound, || {
+            Some(self.execution(id)).filter(|row| row.phase.is_terminal())
+        })
+    }
+
+    /// Waits until so many shards of an execution have ended.
+    pub fn wait_ended(&self, id: ExecutionId, shards: u32, bound: Duration) -> ExecutionRow {
+        testkit::wait_until_some(&format!("{shards} shards of {id} to end"), bound, || {
+            Some(self.execution(id)).filter(|row| row.succeeded + row.failed >= shards)
+        })
+    }
+
+    /// One number from the ledger.
+    pub fn number(&self, sql: &str) -> i64 {
+        let rows = self.block_on(self.ledger.query(sql, &[])).unwrap();
+        match rows.first().and_then(|r| r.first()) {
+            Some(SqlArg::Int(n)) => *n,
+            other => panic!("{sql}: {other:?}"),
+        }
+    }
+
+    /// What must hold of an execution that has ended, counted from the tables (S1, S2): every shard ended once, one result each.
+    pub fn assert_exact(&self, id: ExecutionId, shards: u32) {
+        let (tally, _) = self.block_on(self.ledger.tally(id)).unwrap();
+        shardcron_domain::invariants::check_tally(&tally).unwrap();
+        assert_eq!(
+            (tally.shards_total, tally.results, tally.counted),
+            (shards.into(), shards.into(), shards.into()),
+            "{tally:?}"
+        );
+    }
+
+    /// Waits for a line in a process's log.
+    pub fn wait_log(&self, name: &str, words: &str, bound: Duration) {
+        testkit::wait_for(&format!("'{words}' in the log of {name}"), bound, || self.log(name).contains(words));
+    }
+
+    /// Waits until so many workers beat.
+    pub fn wait_workers(&self, count: usize) {
+        testkit::wait_for(&format!("{count} workers"), Duration::from_secs(30), || {
+            self.json(&["workers"])
+                .as_array()
+                .is_some_and(|w| w.iter().filter(|w| w["state"] == "alive").count() >= count)
+        });
+    }
+
+    /// The name of the scheduler that leads, once the ledger's epoch is beyond `after`.
+    pub fn wait_leader(&self, after: i64) -> (String, i64) {
+        testkit::wait_until_some("a leader", Duration::from_secs(30), || {
+            let leader = self.block_on(self.ledger.leadership()).ok()?;
+            let name = leader.holder.split('/').next()?.to_owned();
+            (leader.epoch.0 > after).then_some((name, leader.epoch.0))
+        })
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            let _ = process.child.kill();
+            let _ = process.child.wait();
+        }
+        if std::thread::panicking() {
+            let logs = std::fs::read_dir(self.dir.path()).into_iter().flatten().flatten().map(|e| e.path());
+            for path in logs.filter(|p| p.extension().is_some_and(|e| e == "log")) {
+                let text = std::fs::read_to_string(&path).unwrap_or_default();
+                let lines: Vec<&str> = text.lines().collect();
+                eprintln!("== {}\n{}", path.display(), lines[lines.len().saturating_sub(40)..].join("\n"));
+            }
+        }
+    }
+}
+
+impl Cluster {
+    /// Takes processes that ended by themselves off the list; true if there was one.
+    pub fn reap(&mut self) -> bool {
+        let before = self.processes.len();
+        self.processes.retain_mut(|p| matches!(p.child.try_wait(), Ok(None)));
+        self.processes.len() < before
+    }
+}

@@ -1,0 +1,166 @@
+//! Triggers typed into the RabbitMQ management UI, through the HTTP API that it uses itself.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod support;
+
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use support::Cluster;
+use testkit::{Management, wait_for};
+
+const BOUND: Duration = Duration::from_secs(20);
+/// What the UI's form sends: no content type, not persistent, no id.
+fn form() -> Value {
+    json!({})
+}
+
+fn cluster() -> (Cluster, Management) {
+    let mut cluster = Cluster::on_services();
+    cluster.apply("[job.demo]\nhandler = { rust = \"noop\" }\noverlap = \"allow\"\n[job.reconcile]\nhandler = { rust = \"noop\" }\n");
+    cluster.start_all(1, 1);
+    let management = testkit::shared().management_of(cluster.amqp_url());
+    wait_for("the trigger queue", BOUND, || {
+        management.queues().is_ok_and(|q| q.contains(&"shardcron.triggers".to_owned()))
+    });
+    (cluster, management)
+}
+
+fn executions(cluster: &Cluster, job: &str) -> Vec<Value> {
+    cluster.json(&["executions", "list", "--job", job]).as_array().cloned().unwrap_or_default()
+}
+
+fn wait_executions(cluster: &Cluster, job: &str, count: usize) {
+    wait_for(&format!("{count} executions of {job}"), BOUND, || executions(cluster, job).len() >= count);
+}
+
+#[test]
+fn g_01_the_forms_of_a_trigger_that_a_person_may_type() {
+    let (cluster, management) = cluster();
+    let began = Instant::now();
+    assert!(management.publish("amq.default", "shardcron.triggers", r#"{"job":"demo"}"#, &form()).unwrap());
+    wait_executions(&cluster, "demo", 1);
+    assert!(began.elapsed() < Duration::from_secs(5), "fired after {:?}", began.elapsed());
+    for (exchange, key, payload) in [
+        ("amq.default", "shardcron.triggers", "demo"),
+        ("shardcron.trigger", "demo", ""),
+        ("shardcron.trigger", "demo", "{}"),
+        ("shardcron.trigger", "demo", r#"{"params":{"date":"2013-01-31"}}"#),
+    ] {
+        assert!(management.publish(exchange, key, payload, &form()).unwrap(), "{exchange} {key} {payload}");
+    }
+    wait_executions(&cluster, "demo", 5);
+    assert_eq!(management.queue_depth("shardcron.dead").unwrap(), 0);
+}
+
+#[test]
+fn g_02_g_08_what_is_wrong_ends_dead_with_its_sentence_and_blocks_nothing() {
+    let (cluster, management) = cluster();
+    let deep = format!("{{\"job\":\"demo\",\"params\":{{\"a\":{}1{}}}}}", "[".repeat(10_000), "]".repeat(10_000));
+    let large = format!("{{\"job\":\"demo\",\"params\":{{\"a\":\"{}\"}}}}", "x".repeat(10 << 20));
+    let utf16: Vec<u8> = r#"{"job":"demo"}"#.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let bad: Vec<Vec<u8>> = vec![
+        b"".to_vec(),
+        b"{".to_vec(),
+        b"[]".to_vec(),
+        b"null".to_vec(),
+        b"\"x\"".to_vec(),
+        utf16,
+        "\u{feff}{\"job\":\"demo\"}".into(),
+        vec![0x1f, 0x8b, 8, 0, 0, 0],
+        br#"{"job":1}"#.to_vec(),
+        br#"{"job":"recncile"}"#.to_vec(),
+        br#"{"job":"demo","params":[1]}"#.to_vec(),
+        large.into(),
+        deep.into(),
+        br#"{"job":"a","job":"demo"}"#.to_vec(),
+        br#"{"job":"demo","shard":4,"priorty":1,"run_at":"2026-03-08T02:30"}"#.to_vec(),
+        br#"{"job":"demo","params":{"x":1e400}}"#.to_vec(),
+    ];
+    for payload in &bad {
+        assert!(management.publish_bytes("amq.default", "shardcron.triggers", payload, &form()).unwrap());
+    }
+    assert!(management.publish("amq.default", "shardcron.triggers", r#"{"job":"demo"}"#, &form()).unwrap());
+    wait_executions(&cluster, "demo", 1);
+    let dead = cluster.json(&["dead", "list"]);
+    let dead = dead.as_array().unwrap();
+    assert_eq!(dead.len(), bad.len(), "{dead:?}");
+    assert!(dead.iter().all(|d| d["kind"] == "message" && d["reason"].as_str().is_some_and(|r| r.len() > 20)));
+    assert!(dead.iter().all(|d| d["text"].as_str().is_none_or(|t| t.len() <= 4_200)), "cut to be readable");
+    let has = |words: &str| dead.iter().any(|d| d["reason"].as_str().is_some_and(|r| r.contains(words)));
+    assert!(has("unknown job 'recncile'; did you mean 'reconcile'?"));
+    assert!(has("unknown field 'priorty'") || has("unknown field 'shard'"));
+    wait_for("the dead queue", BOUND, || management.queue_depth("shardcron.dead").is_ok_and(|d| d == bad.len() as u64));
+    let messages = management.get_messages("shardcron.dead", bad.len()).unwrap();
+    assert!(
+        messages.iter().all(|m| m.header("x-shardcron-error").as_str().is_some_and(|s| s.len() > 20)),
+        "{messages:?}"
+    );
+    assert_eq!(executions(&cluster, "demo").len(), 1, "nothing else fired");
+    assert_eq!(cluster.log("scheduler-1").matches("broker is away").count(), 0, "the connection was not restarted");
+}
+
+#[test]
+fn g_06_twice_without_an_id_fires_twice_and_with_one_once() {
+    let (cluster, management) = cluster();
+    for _ in 0..2 {
+        management.publish("amq.default", "shardcron.triggers", r#"{"job":"demo"}"#, &form()).unwrap();
+    }
+    wait_executions(&cluster, "demo", 2);
+    for _ in 0..3 {
+        management
+            .publish("amq.default", "shardcron.triggers", r#"{"job":"demo","request_id":"r1"}"#, &form())
+            .unwrap();
+    }
+    // A mark behind them: when it has fired, the three have been looked at.
+    management
+        .publish("amq.default", "shardcron.triggers", r#"{"job":"reconcile","request_id":"mark"}"#, &form())
+        .unwrap();
+    wait_executions(&cluster, "reconcile", 1);
+    let with_id = executions(&cluster, "demo").iter().filter(|e| e["fire_key"] == "request:r1").count();
+    assert_eq!((executions(&cluster, "demo").len(), with_id), (3, 1));
+}
+
+#[test]
+fn g_07_large_ids_reach_the_handler_unchanged() {
+    let mut cluster = Cluster::on_services();
+    let file = cluster.path("seen.txt");
+    cluster.apply(&format!(
+        "[job.show]\nhandler = {{ exec = [\"sh\", \"-c\", 'printf %s \"$SHARDCRON_PARAMS\" > {}'] }}\n",
+        file.display()
+    ));
+    cluster.start_all(1, 1);
+    let management = testkit::shared().management_of(cluster.amqp_url());
+    wait_for("the trigger queue", BOUND, || {
+        management.queues().is_ok_and(|q| q.contains(&"shardcron.triggers".to_owned()))
+    });
+    let payload = r#"{"job":"show","params":{"id":9007199254740993,"t":"2026-13-01"}}"#;
+    management.publish("amq.default", "shardcron.triggers", payload, &form()).unwrap();
+    wait_executions(&cluster, "show", 1);
+    wait_for("the handler to write", BOUND, || std::fs::read_to_string(&file).is_ok_and(|t| !t.is_empty()));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), r#"{"id":9007199254740993,"t":"2026-13-01"}"#);
+}
+
+/// `overlap = "skip"` holds for every way to fire: the second is answered with the execution in the way (O-05).
+#[test]
+fn o_05_a_manual_start_while_it_runs_is_skipped_with_the_running_execution() {
+    let mut cluster = Cluster::on_services();
+    cluster.apply("[job.long]\nhandler = { exec = [\"sleep\", \"30\"] }\n");
+    cluster.start_all(1, 1);
+    let running = cluster.trigger("long");
+    let second = cluster.json(&["trigger", "long"]);
+    assert_eq!(
+        (second["outcome"].as_str(), second["execution"].as_str()),
+        (Some("skipped_overlap"), Some(running.to_string().as_str()))
+    );
+    assert_eq!(executions(&cluster, "long").len(), 1);
+}
+
+/// A misspelt job is told at once; nothing is sent.
+#[test]
+fn a_misspelt_job_on_the_command_line_is_misuse() {
+    let (cluster, _) = cluster();
+    let output = cluster.cli(&["trigger", "recncile"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("did you mean 'reconcile'?"));
+}
