@@ -36,7 +36,9 @@ impl Count {
     }
 }
 
-/// Each shard once, with what its end and its result say. States: 0 pending, 1 running, 2 success, 3 failed, 4 cancelled.
+/// Each shard once, with what its end and its result say. States: 0 pending, 1 running, 2 success, 3 failed, 4 cancelled. The
+/// join is by both primary keys as they stand: over a derived table the server may read it whole for each shard. Were there two
+/// results of one shard, [`DOUBLE_RESULTS`] says so.
 const SHARDS: &str = "\
 SELECT s.execution_id AS id, \
  SUM(CASE WHEN s.state = 2 AND r.execution_id IS NOT NULL OR s.state IN (3, 4) THEN 1 ELSE 0 END) AS settled, \
@@ -44,9 +46,7 @@ SELECT s.execution_id AS id, \
  SUM(CASE WHEN s.state = 3 THEN 1 ELSE 0 END) AS badly, \
  SUM(CASE WHEN s.state = 4 THEN 1 ELSE 0 END) AS cancelled, \
  SUM(CASE WHEN r.execution_id IS NOT NULL AND (s.state <> 2 OR r.attempt <> s.attempt) THEN 1 ELSE 0 END) AS beside \
-FROM shards s \
-LEFT JOIN (SELECT execution_id, shard_index, MAX(attempt) AS attempt FROM results GROUP BY execution_id, shard_index) r \
- ON r.execution_id = s.execution_id AND r.shard_index = s.shard_index \
+FROM shards s LEFT JOIN results r ON r.execution_id = s.execution_id AND r.shard_index = s.shard_index \
 GROUP BY s.execution_id";
 
 /// Each execution once, its counters beside the sums over its shards; in the order of `Sums`.

@@ -130,7 +130,7 @@ impl Throughput {
             grouped(self.shards as f64),
             self.workers
         );
-        println!("RabbitMQ {broker}, {ledger}");
+        println!("{broker}, {ledger}");
         if !optimised {
             println!("built without optimisation: figures mean nothing; run with cargo run --release");
         }
