@@ -1,0 +1,48 @@
+//! What the kernel knows of a process: memory and processor time.
+
+/// Ticks of `/proc/<pid>/stat` per second: `USER_HZ`, which is 100 on every Linux that Rust's standard library supports.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// The most memory that the process had resident so far, in MiB. `None` once it is gone.
+pub fn peak_rss_mib(pid: u32) -> Option<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib / 1024.0)
+}
+
+/// Processor seconds, user and system, of the process and all its threads. `None` once it is gone.
+pub fn cpu_seconds(pid: u32) -> Option<f64> {
+    parse_cpu(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The command's name is in brackets and may contain anything, so fields are counted from behind it.
+fn parse_cpu(stat: &str) -> Option<f64> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks: f64 = fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?;
+    Some(ticks / TICKS_PER_SECOND)
+}
+
+/// Processors that this process may use.
+pub fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_times_behind_any_name() {
+        let stat = "7 (a) b 1 2) S 1 7 7 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 1 0 100 1000 10";
+        assert_eq!(parse_cpu(stat), Some(3.0));
+        assert_eq!(parse_cpu("nonsense"), None);
+    }
+
+    #[test]
+    fn knows_this_process() {
+        assert!(peak_rss_mib(std::process::id()).unwrap() > 1.0);
+        assert!(cpu_seconds(std::process::id()).is_some());
+        assert_eq!(peak_rss_mib(u32::MAX), None);
+    }
+}

@@ -1,0 +1,222 @@
+//! What comes out, for programs and for people. The names of the JSON's fields are relied on from outside.
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Two percentiles of a wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Percentiles {
+    /// Half are no longer than this.
+    pub p50: f64,
+    /// Of a hundred, one is longer than this.
+    pub p99: f64,
+}
+
+impl Percentiles {
+    /// The nearest ranks. Zero over nothing.
+    #[must_use]
+    pub fn of(mut values: Vec<i64>) -> Self {
+        values.sort_unstable();
+        let rank = |percent: usize| {
+            let at = (values.len() * percent).div_ceil(100).saturating_sub(1);
+            values.get(at).map_or(0.0, |v| *v as f64)
+        };
+        Percentiles { p50: rank(50), p99: rank(99) }
+    }
+}
+
+/// What `throughput` found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Throughput {
+    /// Shards of the execution.
+    pub shards: u64,
+    /// Worker processes.
+    pub workers: u64,
+    /// From the fire to the recorded end, by the ledger's stored times.
+    pub seconds: f64,
+    /// The rate over that time.
+    pub shards_per_second: f64,
+    /// RabbitMQ alone.
+    pub broker_ceiling_per_second: f64,
+    /// The database alone.
+    pub ledger_ceiling_per_second: f64,
+    /// The rate beside RabbitMQ alone.
+    pub broker_ratio: f64,
+    /// The rate beside the database alone.
+    pub ledger_ratio: f64,
+    /// From the trigger to the decision in the ledger, for the large execution.
+    pub fire_ms: f64,
+    /// From the fire to the first handler's start, at a low rate.
+    pub fire_to_start_ms: Percentiles,
+    /// How many firings that is from.
+    pub fire_to_start_samples: u64,
+    /// Processor time per shard, in microseconds, by part.
+    pub cpu_us_per_shard: BTreeMap<String, f64>,
+    /// Peak resident memory by process, in MiB.
+    pub rss_mib: BTreeMap<String, f64>,
+    /// Counted by the oracle.
+    pub lost: u64,
+    /// Counted by the oracle.
+    pub recorded_twice: u64,
+    /// Counted by the oracle.
+    pub failed: u64,
+    /// Where it ran.
+    pub machine: Machine,
+}
+
+/// Where a run took place.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Machine {
+    /// Processors.
+    pub processors: u64,
+    /// RabbitMQ's version.
+    pub broker: String,
+    /// The database's version.
+    pub ledger: String,
+    /// Whether this program was built with optimisation; figures of a build without it say nothing.
+    pub optimised: bool,
+}
+
+/// What `worker-kill` found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct WorkerKill {
+    /// Workers killed.
+    pub kills: u64,
+    /// Shards taken from them.
+    pub taken_over: u64,
+    /// Counted by the oracle.
+    pub lost: u64,
+    /// Counted by the oracle.
+    pub recorded_twice: u64,
+    /// Counted by the oracle.
+    pub failed: u64,
+    /// The whole run, from the first trigger to the last recorded end.
+    pub seconds: f64,
+    /// Executions fired.
+    pub executions: u64,
+    /// Their shards.
+    pub shards: u64,
+    /// The seed that repeats the choice of victims and moments.
+    pub seed: u64,
+}
+
+/// Prints an answer as one JSON object.
+///
+/// # Errors
+/// It can't be written as JSON.
+pub fn json(answer: &impl Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(answer)?);
+    Ok(())
+}
+
+fn grouped(n: f64) -> String {
+    let digits = format!("{n:.0}");
+    let mut text = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(c);
+    }
+    text
+}
+
+impl Throughput {
+    /// For people.
+    pub fn print(&self) {
+        let Machine { processors, broker, ledger, optimised } = &self.machine;
+        println!(
+            "{} no-op shards, {} workers, everything on {processors} processors",
+            grouped(self.shards as f64),
+            self.workers
+        );
+        println!("{broker}, {ledger}");
+        if !optimised {
+            println!("built without optimisation: figures mean nothing; run with cargo run --release");
+        }
+        println!();
+        println!("  end to end          {:>9} shards/s  in {:.1} s", grouped(self.shards_per_second), self.seconds);
+        let ratio = |r: f64| format!("{:.0} % of it", r * 100.0);
+        println!(
+            "  RabbitMQ alone      {:>9} /s        {}",
+            grouped(self.broker_ceiling_per_second),
+            ratio(self.broker_ratio)
+        );
+        println!(
+            "  the database alone  {:>9} /s        {}",
+            grouped(self.ledger_ceiling_per_second),
+            ratio(self.ledger_ratio)
+        );
+        println!(
+            "  fire to start       p50 {:.0} ms, p99 {:.0} ms  ({} firings at a low rate)",
+            self.fire_to_start_ms.p50, self.fire_to_start_ms.p99, self.fire_to_start_samples
+        );
+        println!("  trigger to decision {:.0} ms for the large execution", self.fire_ms);
+        println!("  lost {}, recorded twice {}, failed {}", self.lost, self.recorded_twice, self.failed);
+        println!();
+        println!("  processor time per shard, µs");
+        let total: f64 = self.cpu_us_per_shard.values().sum();
+        for (part, us) in &self.cpu_us_per_shard {
+            println!("    {part:<14}{us:>8.0}");
+        }
+        println!("    {:<14}{total:>8.0}", "all");
+        println!("  peak memory, MiB");
+        for (process, mib) in &self.rss_mib {
+            println!("    {process:<14}{mib:>8.1}");
+        }
+    }
+}
+
+impl WorkerKill {
+    /// For people.
+    pub fn print(&self) {
+        println!("{} workers killed in {:.0} s (seed {})", self.kills, self.seconds, self.seed);
+        println!("  {} executions with {} shards", grouped(self.executions as f64), grouped(self.shards as f64));
+        println!("  {} shards taken over", grouped(self.taken_over as f64));
+        println!("  lost {}, recorded twice {}, failed {}", self.lost, self.recorded_twice, self.failed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(value: &impl Serialize) -> Vec<String> {
+        let value = serde_json::to_value(value).unwrap();
+        value.as_object().unwrap().keys().cloned().collect()
+    }
+
+    #[test]
+    fn the_names_that_are_relied_on() {
+        let throughput = fields(&Throughput::default());
+        for name in [
+            "shards_per_second",
+            "broker_ceiling_per_second",
+            "ledger_ceiling_per_second",
+            "fire_to_start_ms",
+            "rss_mib",
+            "lost",
+            "recorded_twice",
+        ] {
+            assert!(throughput.iter().any(|f| f == name), "{name} in {throughput:?}");
+        }
+        assert_eq!(fields(&Percentiles::default()), ["p50", "p99"]);
+        let worker_kill = fields(&WorkerKill::default());
+        for name in ["kills", "taken_over", "lost", "recorded_twice", "seconds"] {
+            assert!(worker_kill.iter().any(|f| f == name), "{name} in {worker_kill:?}");
+        }
+    }
+
+    #[test]
+    fn percentiles_are_nearest_ranks() {
+        assert_eq!(Percentiles::of((1..=200).rev().collect()), Percentiles { p50: 100.0, p99: 198.0 });
+        assert_eq!(Percentiles::of(vec![5]), Percentiles { p50: 5.0, p99: 5.0 });
+        assert_eq!(Percentiles::of(Vec::new()), Percentiles::default());
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!(grouped(1_234_567.4), "1,234,567");
+        assert_eq!(grouped(999.0), "999");
+    }
+}
