@@ -80,7 +80,7 @@ impl Default for RedisConfig {
 }
 
 /// Health, metrics and the API.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HttpConfig {
     /// Where to listen. Default: 127.0.0.1:8081; if that is taken and was not asked for, any free port. `off`: not at all.
@@ -95,12 +95,6 @@ impl std::fmt::Debug for HttpConfig {
             .field("listen", &self.listen)
             .field("token", &self.token.as_ref().map(|_| "…"))
             .finish()
-    }
-}
-
-impl Default for HttpConfig {
-    fn default() -> Self {
-        HttpConfig { listen: None, token: None }
     }
 }
 

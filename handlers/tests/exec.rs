@@ -1,5 +1,7 @@
 //! The exec handler with real programs.
 
+#![allow(clippy::unwrap_used, reason = "tests: a fault of the set-up ends the test")]
+
 mod common;
 
 use common::{Narrow, OneShard};

@@ -1,5 +1,7 @@
 //! The sql handler over a ledger that loses answers, goes away, and gives the shard to others.
 
+#![allow(clippy::unwrap_used, reason = "tests: a fault of the set-up ends the test")]
+
 mod common;
 
 use common::{Fault, Narrow, OneShard};

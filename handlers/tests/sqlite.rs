@@ -1,6 +1,8 @@
 //! The sql handler over the real ledger in SQLite: the effects, the checkpoint and the result stand or fall together, over a
 //! line that loses answers, too.
 
+#![allow(clippy::unwrap_used, reason = "tests: a fault of the set-up ends the test")]
+
 mod common;
 
 use common::{Fault, Lossy, Narrow};

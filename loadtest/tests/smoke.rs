@@ -1,5 +1,7 @@
 //! The program's own path through each scenario, small, on the test kit's shared services.
 
+#![allow(clippy::unwrap_used, reason = "tests: a fault of the set-up ends the test")]
+
 use std::process::{Command, Stdio};
 
 fn loadtest(arguments: &[&str]) -> (bool, serde_json::Value) {

@@ -98,7 +98,7 @@ impl Children {
     }
 
     /// Asks all to end, and waits.
-    pub fn stop_all(&mut self) {
+    pub async fn stop_all(&mut self) {
         for (.., child) in &self.running {
             if let Ok(pid) = i32::try_from(child.id()) {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
@@ -107,7 +107,7 @@ impl Children {
         let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
         for (.., child) in &mut self.running {
             while matches!(child.try_wait(), Ok(None)) && std::time::Instant::now() < until {
-                std::thread::sleep(std::time::Duration::from_millis(10));
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
             }
         }
     }

@@ -123,7 +123,7 @@ async fn demo(args: &DemoArgs, config: Config, dir: PathBuf, out: Out) -> Result
     let mut show = watch::Show::new(&wired, execution, draws() && !out.json, !out.json);
     show.run(&mut children, &watch::Faults { worker: !args.calm, leader: args.cluster && !args.calm }).await?;
     let report = report::Report::collect(&wired, execution, fired.elapsed(), show.killed()).await?;
-    children.stop_all();
+    children.stop_all().await;
     out.answer(&report, || report.print(args, &config, &dir));
     Ok(if report.all_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,5 +1,7 @@
 //! However a test process ends, its servers and folders go with it.
 
+#![allow(clippy::unwrap_used, reason = "tests: a fault of the set-up ends the test")]
+
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! Starts, kills, freezes and wipes each service, and looks from outside whether it did what it says.
 
+#![allow(clippy::unwrap_used, reason = "tests: a fault of the set-up ends the test")]
+
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 

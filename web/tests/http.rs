@@ -1,5 +1,7 @@
 //! The server over real HTTP, with answers made up by the test.
 
+#![allow(clippy::unwrap_used, reason = "tests: a fault of the set-up ends the test")]
+
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::Value;
 use shardcron_domain::metric_names;

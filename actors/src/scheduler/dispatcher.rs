@@ -1,17 +1,17 @@
 //! Hands shards to the broker: windowed, fair, at least once. The ledger is the outbox; what the broker has confirmed is noted
 //! there, and what is not noted is handed out again by whoever leads next.
 
+use super::round::{Done, Fault, Round, redispatch, republish};
 use super::{Deposed, SchedulerOptions, TermChanged};
 use crate::guardian::Ping;
 use crate::leadership::Term;
 use crate::ports::{Ports, tell};
 use crate::telemetry;
 use actix::prelude::*;
-use shardcron_broker::{BrokerError, BrokerState, Depth, Published};
-use shardcron_domain::dispatch::{self, Cursor, DrainRate, Pick};
-use shardcron_domain::limits::{QUEUE_WINDOW_MAX, REDISPATCH_BATCH};
-use shardcron_domain::messages::{ENVELOPE_VERSION, ShardMessage};
-use shardcron_domain::{AttemptRef, Epoch, ExecutionId};
+use shardcron_broker::{BrokerError, BrokerState, Depth};
+use shardcron_domain::dispatch::{self, Cursor, DrainRate};
+use shardcron_domain::limits::QUEUE_WINDOW_MAX;
+use shardcron_domain::{Epoch, ExecutionId};
 use shardcron_store::{ActiveExecution, StoreError};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -205,189 +205,6 @@ impl DispatcherActor {
             });
         }
     }
-}
-
-/// What a round works with, and how it goes.
-struct Round {
-    ports: Ports,
-    epoch: Epoch,
-    tier: String,
-    picks: Vec<Pick>,
-    materialized: HashMap<ExecutionId, u32>,
-    tiers: Vec<String>,
-}
-
-struct Done {
-    tier: String,
-    published: u32,
-    /// Where the executions of the round stand: noted in the ledger up to here.
-    reached: Vec<(ExecutionId, u32)>,
-    materialized: HashMap<ExecutionId, u32>,
-    depth: Option<Depth>,
-    fault: Option<Fault>,
-}
-
-enum Fault {
-    Deposed,
-    Ledger(StoreError),
-    Broker(String),
-}
-
-impl Round {
-    async fn run(mut self) -> Done {
-        let mut fault = self.write_rows().await.err();
-        let mut reached: Vec<(ExecutionId, u32)> = self.picks.iter().map(|p| (p.execution, p.from)).collect();
-        let mut published = 0;
-        if fault.is_none() && !self.picks.is_empty() {
-            let (confirmed, broker_fault) = self.publish().await;
-            published = confirmed.iter().zip(&self.picks).map(|(to, pick)| to - pick.from).sum();
-            let marks: Vec<(ExecutionId, u32)> =
-                self.picks.iter().zip(&confirmed).map(|(p, to)| (p.execution, *to)).collect();
-            fault = broker_fault.map(Fault::Broker);
-            match self.ports.ledger.mark_dispatched(self.epoch, &marks, &[]).await {
-                Ok(()) => reached = marks,
-                Err(StoreError::Deposed { .. }) => fault = Some(Fault::Deposed),
-                Err(e) => fault = Some(Fault::Ledger(e)),
-            }
-        }
-        let depth = match self.ports.broker.depth(&self.tier).await {
-            Ok(depth) => Some(depth),
-            Err(e) => {
-                // The queue may never have been declared: a tier that came with a job.
-                let _ = self.declare().await;
-                fault = fault.or(Some(Fault::Broker(e.to_string())));
-                None
-            }
-        };
-        Done { tier: self.tier, published, reached, materialized: self.materialized, depth, fault }
-    }
-
-    async fn declare(&self) -> Result<(), BrokerError> {
-        let mut tiers = self.tiers.clone();
-        if !tiers.contains(&self.tier) {
-            tiers.push(self.tier.clone());
-        }
-        self.ports.broker.declare(&tiers).await
-    }
-
-    /// A shard's row must exist before anybody hears of the shard.
-    async fn write_rows(&mut self) -> Result<(), Fault> {
-        for pick in &self.picks {
-            let reach = self.materialized.entry(pick.execution).or_insert(0);
-            while *reach < pick.to {
-                match self.ports.ledger.materialize(self.epoch, pick.execution, pick.to).await {
-                    Ok(now) if now > *reach => *reach = now,
-                    Ok(now) => {
-                        return Err(Fault::Ledger(StoreError::Corrupt(format!(
-                            "execution {} has {now} shard rows",
-                            pick.execution
-                        ))));
-                    }
-                    Err(StoreError::Deposed { .. }) => return Err(Fault::Deposed),
-                    Err(e) => return Err(Fault::Ledger(e)),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Publishes all picks; for each, how far from its beginning everything is confirmed, and the first fault.
-    async fn publish(&self) -> (Vec<u32>, Option<String>) {
-        let message = |execution, index| ShardMessage {
-            v: ENVELOPE_VERSION,
-            attempt: AttemptRef { execution, index, attempt: 1 },
-            epoch: self.epoch.0,
-        };
-        let messages: Vec<ShardMessage> = self
-            .picks
-            .iter()
-            .flat_map(|p| (p.from..p.to).map(move |index| (p.execution, index)))
-            .map(|(e, i)| message(e, i))
-            .collect();
-        let answers = self.ports.broker.publish(&self.tier, &messages).await;
-        let mut answers = answers.into_iter();
-        let (mut reached, mut fault, mut unroutable) = (Vec::with_capacity(self.picks.len()), None, false);
-        for pick in &self.picks {
-            let mut to = pick.from;
-            for index in pick.from..pick.to {
-                match answers.next() {
-                    Some(Published::Confirmed) if to == index => to = index + 1,
-                    Some(Published::Confirmed) => {}
-                    Some(Published::Unroutable) => unroutable = true,
-                    Some(Published::Failed(why)) => fault = fault.or(Some(why)),
-                    None => fault = fault.or(Some("the broker did not answer".into())),
-                }
-            }
-            reached.push(to);
-        }
-        if unroutable {
-            // Somebody deleted the queue: make it again, and the next round publishes again (case D-01).
-            tracing::warn!(tier = %self.tier, "the queue was gone; declaring it again");
-            if let Err(e) = self.declare().await {
-                fault = fault.or(Some(e.to_string()));
-            }
-        }
-        (reached, fault)
-    }
-}
-
-/// Publishes retries and reclaimed shards that are due, and notes it. Returns how many, and whether there may be more.
-async fn redispatch(ports: &Ports, epoch: Epoch) -> Result<(usize, bool), StoreError> {
-    let due = ports.ledger.redispatch_due(ports.clock.now_ms(), REDISPATCH_BATCH).await?;
-    let more = due.len() == REDISPATCH_BATCH;
-    let mut by_tier: BTreeMap<&str, Vec<AttemptRef>> = BTreeMap::new();
-    for row in &due {
-        by_tier.entry(&row.tier).or_default().push(row.attempt);
-    }
-    let mut confirmed = Vec::with_capacity(due.len());
-    for (tier, attempts) in by_tier {
-        confirmed.extend(publish_attempts(ports, epoch, tier, &attempts).await);
-    }
-    if !confirmed.is_empty() {
-        ports.ledger.mark_dispatched(epoch, &[], &confirmed).await?;
-    }
-    Ok((confirmed.len(), more && !confirmed.is_empty()))
-}
-
-async fn publish_attempts(ports: &Ports, epoch: Epoch, tier: &str, attempts: &[AttemptRef]) -> Vec<AttemptRef> {
-    let messages: Vec<ShardMessage> = attempts
-        .iter()
-        .map(|attempt| ShardMessage { v: ENVELOPE_VERSION, attempt: *attempt, epoch: epoch.0 })
-        .collect();
-    let answers = ports.broker.publish(tier, &messages).await;
-    if answers.contains(&Published::Unroutable)
-        && let Err(e) = ports.broker.declare(&[tier.to_owned()]).await
-    {
-        tracing::debug!(tier, error = %e, "the queue could not be declared");
-    }
-    attempts.iter().zip(answers).filter(|(_, a)| *a == Published::Confirmed).map(|(attempt, _)| *attempt).collect()
-}
-
-/// The net below the transport: pending although handed out, and the queue is empty.
-async fn republish(ports: &Ports, epoch: Epoch, tier: &str, execution: ExecutionId) -> Result<(), String> {
-    let depth = ports.broker.depth(tier).await.map_err(|e| e.to_string())?;
-    if depth.ready > 0 || depth.unbounded {
-        return Ok(());
-    }
-    let (mut from, mut total) = (0, 0);
-    loop {
-        let stranded = ports
-            .ledger
-            .stranded(execution, from, ports.clock.now_ms(), QUEUE_WINDOW_MAX as usize)
-            .await
-            .map_err(|e| e.to_string())?;
-        let Some(last) = stranded.last() else { break };
-        from = last.index + 1;
-        total += publish_attempts(ports, epoch, tier, &stranded).await.len();
-        if stranded.len() < QUEUE_WINDOW_MAX as usize {
-            break;
-        }
-    }
-    if total > 0 {
-        telemetry::republished(total);
-        tracing::info!(execution_id = %execution, shards = total, "handed out again what the transport had lost");
-    }
-    Ok(())
 }
 
 impl Actor for DispatcherActor {

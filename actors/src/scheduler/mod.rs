@@ -2,6 +2,7 @@
 
 mod dispatcher;
 mod external;
+mod round;
 mod supervisor;
 mod trigger;
 
