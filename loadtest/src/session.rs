@@ -68,13 +68,10 @@ impl Voice {
         }
     }
 
-    /// A line that stays.
+    /// A line that stays, whoever reads: what a failed run is repeated with.
     pub fn note(&self, text: &str) {
-        self.bar.suspend(|| {
-            if self.lines || !self.bar.is_hidden() {
-                eprintln!("{text}");
-            }
-        });
+        // Nothing in here may ask the bar anything: it is locked meanwhile.
+        self.bar.suspend(|| eprintln!("{text}"));
     }
 
     fn count(&self, total: u64) {

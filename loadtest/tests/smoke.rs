@@ -2,11 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a fault of the set-up ends the test")]
 
+use std::fs::File;
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// A scenario that hangs is killed, and its words are shown.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 fn loadtest(arguments: &[&str]) -> (bool, serde_json::Value) {
     let shared = testkit::shared();
-    let output = Command::new(env!("CARGO_BIN_EXE_loadtest"))
+    let dir = tempfile::tempdir().unwrap();
+    let (out, err) = (dir.path().join("out"), dir.path().join("err"));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_loadtest"))
         .args(arguments)
         .args([
             "--json",
@@ -18,11 +26,20 @@ fn loadtest(arguments: &[&str]) -> (bool, serde_json::Value) {
             shared.redis_url(),
         ])
         .stdin(Stdio::null())
-        .output()
+        .stdout(File::create(&out).unwrap())
+        .stderr(File::create(&err).unwrap())
+        .spawn()
         .unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let answer = serde_json::from_str(out.trim()).unwrap_or_else(|e| panic!("{e}: {out}\n{err}"));
-    (output.status.success(), answer)
+    let status = testkit::poll(PATIENCE, || child.try_wait().unwrap());
+    if status.is_none() {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let status = status.unwrap_or_else(|| panic!("{arguments:?} did not end within {PATIENCE:?}:\n{}", read(&err)));
+    let answer =
+        serde_json::from_str(read(&out).trim()).unwrap_or_else(|e| panic!("{e}: {}\n{}", read(&out), read(&err)));
+    (status.success(), answer)
 }
 
 #[test]
