@@ -125,11 +125,11 @@ impl Protocol {
     }
 
     fn entry(&self, w: usize, message: Message, entry: &Entry, actions: &mut Vec<Action>) {
-        match &entry.step {
-            Step::Held => actions.push(Action::Claim(w, message)),
+        match entry.step {
+            Step::Held | Step::Claiming => actions.push(Action::Claim(w, message)),
             Step::Running(checkpoint) => {
                 actions.push(Action::Succeed(w, message));
-                if self.0.checkpoints && checkpoint.is_none() {
+                if self.0.checkpoints && checkpoint == 0 {
                     actions.push(Action::Advance(w, message));
                 }
             }
@@ -139,8 +139,10 @@ impl Protocol {
     }
 
     fn faults(&self, state: &State, actions: &mut Vec<Action>) {
-        let possible = |fault: &Fault| state.may(&self.0, *fault);
-        for fault in FAULTS.into_iter().filter(possible) {
+        if state.faults >= self.0.faults {
+            return;
+        }
+        for fault in FAULTS {
             match fault {
                 Fault::Lose | Fault::Duplicate => {
                     actions.extend(state.queue.keys().map(|m| Action::Wrong(fault, 0, Some(*m))));
@@ -183,11 +185,11 @@ impl Protocol {
                 state.leaders[l] = Leader { epoch: Some(epoch), next: state.ledger.next, ..Leader::default() };
             }
             Action::Wrong(fault, place, message) => {
-                state.faults[fault as usize] += 1;
+                state.faults += 1;
                 return self.wrong(state, fault, place, message);
             }
             Action::Unanswered(call, place, message) => {
-                state.faults[Fault::LostAnswer as usize] += 1;
+                state.faults += 1;
                 return self.unheard(state, call, place, message);
             }
             Action::Fire(l) | Action::Read(l) | Action::Publish(l) | Action::Mark(l) | Action::Sweep(l)
@@ -255,20 +257,21 @@ impl Protocol {
     fn worker(&self, state: &mut State, action: Action, (w, message): (usize, Message)) -> Result<(), Violation> {
         let owner = incarnation(w, state.workers[w].life);
         let attempt = u32::from(message.attempt);
-        let Some(entry) = state.workers[w].entries.get(&message).cloned() else { return Ok(()) };
+        let Some(entry) = state.workers[w].entries.get(&message).copied() else { return Ok(()) };
         let next = match (action, entry.step) {
             (Action::Claim(..), _) => {
                 if state.ledger.claim(&self.0, message, owner)? {
-                    Step::Running(state.ledger.row(message).and_then(|r| r.shard.checkpoint.clone()))
+                    let checkpoint = state.ledger.row(message).and_then(|r| r.shard.checkpoint.as_ref());
+                    Step::Running(u8::from(checkpoint.is_some()))
                 } else {
                     Step::Settled
                 }
             }
             (Action::Advance(..), Step::Running(from)) => {
-                let to = Checkpoint::Number(1);
-                let event = Event::Advance { attempt, owner, from, to: to.clone() };
+                let from = (from > 0).then(|| Checkpoint::Number(from.into()));
+                let event = Event::Advance { attempt, owner, from, to: Checkpoint::Number(1) };
                 match state.ledger.apply(&self.0, message, &event)? {
-                    Ok(()) => Step::Running(Some(to)),
+                    Ok(()) => Step::Running(1),
                     // The handler is told that it is superseded, and stops.
                     Err(_) => Step::Settled,
                 }
@@ -327,6 +330,11 @@ impl Protocol {
         };
         self.step(state, action)?;
         (state.leaders[place], state.workers[place]) = before;
+        // A claim that is under way is not forgotten with the connection: it is asked until it is answered.
+        let entry = m.and_then(|m| state.workers[place].entries.get_mut(&m)).filter(|e| e.step == Step::Held);
+        if let Some(entry) = entry {
+            entry.step = Step::Claiming;
+        }
         Ok(())
     }
 }
@@ -389,7 +397,7 @@ fn unanswered(state: &State, actions: &mut Vec<Action>) {
     for (w, worker) in state.workers.iter().enumerate() {
         for (message, entry) in &worker.entries {
             match entry.step {
-                Step::Held => actions.push(Action::Unanswered(Unanswered::Claim, w, Some(*message))),
+                Step::Held | Step::Claiming => actions.push(Action::Unanswered(Unanswered::Claim, w, Some(*message))),
                 Step::Ended(_) => actions.push(Action::Unanswered(Unanswered::Record, w, Some(*message))),
                 Step::Running(_) | Step::Settled => {}
             }
@@ -426,6 +434,7 @@ impl Model for Protocol {
         if let Err(violation) = self.step(&mut state, action) {
             state.broken = Some(violation.id);
         }
+        state.rename();
         Some(state)
     }
 

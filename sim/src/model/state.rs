@@ -5,7 +5,7 @@ use crate::guard::Mutation;
 use shardcron_domain::Incarnation;
 use shardcron_domain::invariants::InvariantId;
 use shardcron_domain::job::RetryPolicy;
-use shardcron_domain::shard::{Checkpoint, ReclaimReason};
+use shardcron_domain::shard::ReclaimReason;
 use shardcron_domain::units::Span;
 use std::collections::BTreeMap;
 use uuid::Uuid;
@@ -21,10 +21,8 @@ pub struct Bounds {
     pub attempts: u8,
     /// Whether handlers set a checkpoint on their way.
     pub checkpoints: bool,
-    /// Faults in one life of the world.
+    /// Faults in one life of the world, of any kinds.
     pub faults: u8,
-    /// Faults of one kind in it.
-    pub faults_of_a_kind: u8,
     /// The guard that is missing.
     pub mutation: Option<Mutation>,
 }
@@ -48,8 +46,8 @@ pub struct Message {
     pub attempt: u8,
 }
 
-/// What can go wrong. Each kind has its budget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// What can go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// The other scheduler becomes the leader although this one lives; this one doesn't know.
     TakeOver,
@@ -118,12 +116,14 @@ pub enum Outcome {
 }
 
 /// Where a delivery is at its worker.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
-    /// Not claimed, as far as the worker knows.
+    /// Not claimed.
     Held,
-    /// The handler runs, from this checkpoint.
-    Running(Option<Checkpoint>),
+    /// Claimed or not: the ledger has been asked and has not answered.
+    Claiming,
+    /// The handler runs, from this checkpoint (0 for none).
+    Running(u8),
     /// The handler has ended; the ledger may not know.
     Ended(Outcome),
     /// The ledger knows, or does not want it.
@@ -131,7 +131,7 @@ pub enum Step {
 }
 
 /// A delivery, or several of the same attempt.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Entry {
     /// Where it is.
     pub step: Step,
@@ -140,7 +140,7 @@ pub struct Entry {
 }
 
 /// A worker's place; its processes come and go.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Worker {
     /// How many processes have ended here.
     pub life: u8,
@@ -156,6 +156,9 @@ pub fn incarnation(worker: usize, life: u8) -> Incarnation {
     Incarnation(Uuid::from_u128(((worker as u128 + 1) << 8) | u128::from(life)))
 }
 
+/// Turns the first worker's incarnations into the second one's, and back.
+const SWAP: u128 = (1 ^ 2) << 8;
+
 /// One state of the world.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
@@ -167,8 +170,8 @@ pub struct State {
     pub leaders: [Leader; 2],
     /// The workers.
     pub workers: [Worker; 2],
-    /// Faults that have been, by their place in [`FAULTS`].
-    pub faults: [u8; FAULTS.len()],
+    /// Faults that have been.
+    pub faults: u8,
     /// The invariant that the last step broke.
     pub broken: Option<InvariantId>,
 }
@@ -182,15 +185,9 @@ impl State {
             queue: BTreeMap::new(),
             leaders: [Leader::default(), Leader::default()],
             workers: [Worker::default(), Worker::default()],
-            faults: [0; FAULTS.len()],
+            faults: 0,
             broken: None,
         }
-    }
-
-    /// Whether this fault may still happen.
-    #[must_use]
-    pub fn may(&self, bounds: &Bounds, fault: Fault) -> bool {
-        self.faults.iter().sum::<u8>() < bounds.faults && self.faults[fault as usize] < bounds.faults_of_a_kind
     }
 
     /// Puts a message into the queue.
@@ -213,8 +210,24 @@ impl State {
     /// Whether a copy is somewhere on its way to a claim.
     #[must_use]
     pub fn on_its_way(&self, message: Message) -> bool {
-        let held = |w: &Worker| w.entries.get(&message).is_some_and(|e| e.tags > 0 || e.step == Step::Held);
+        let held = |w: &Worker| w.entries.get(&message).is_some_and(|e| e.tags > 0 || matches!(e.step, Step::Held | Step::Claiming));
         let about = |l: &Leader| l.in_hand == Some((message, false));
         self.queue.contains_key(&message) || self.workers.iter().any(held) || self.leaders.iter().any(about)
+    }
+
+    /// The same state under other names: schedulers and workers are interchangeable, so only one naming is explored.
+    pub fn rename(&mut self) {
+        let order = |l: &Leader| (l.epoch, l.next, l.in_hand, l.plan.len());
+        if order(&self.leaders[1]) < order(&self.leaders[0]) {
+            self.leaders.swap(0, 1);
+        }
+        if self.workers[1] >= self.workers[0] {
+            return;
+        }
+        self.workers.swap(0, 1);
+        let swap = |owner: &mut Incarnation| *owner = Incarnation(Uuid::from_u128(owner.0.as_u128() ^ SWAP));
+        let rows = self.ledger.runs.iter_mut().flat_map(|run| &mut run.rows);
+        rows.filter_map(|row| row.shard.owner.as_mut()).for_each(swap);
+        self.leaders.iter_mut().flat_map(|l| &mut l.plan).for_each(|(_, owner, _)| swap(owner));
     }
 }
