@@ -12,4 +12,4 @@
 
 pub mod guard;
 pub mod model;
-//pub mod world;
+pub mod world;

@@ -18,7 +18,12 @@ const LONG: Bounds = Bounds { instants: 2, faults: 1, ..DEEP };
 fn explore(bounds: Bounds, states: usize) {
     let checker = Protocol(bounds).checker().threads(2).spawn_bfs().join();
     checker.assert_properties();
-    println!("{} states, {} ways on, depth {}", checker.unique_state_count(), checker.state_count(), checker.max_depth());
+    println!(
+        "{} states, {} ways on, depth {}",
+        checker.unique_state_count(),
+        checker.state_count(),
+        checker.max_depth()
+    );
     assert_eq!(checker.unique_state_count(), states);
 }
 

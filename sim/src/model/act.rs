@@ -9,8 +9,8 @@ use shardcron_domain::invariants::{self, InvariantId, Violation};
 use shardcron_domain::liveness::{Liveness, Observer, Sighting};
 use shardcron_domain::recovery::{FirstSeen, HUNG_GRACE_MS, Reclaim, RunningShard, reconcile};
 use shardcron_domain::shard::{Checkpoint, Event, FailureClass, Phase};
-use std::collections::BTreeMap;
 use stateright::{Model, Property};
+use std::collections::BTreeMap;
 
 const LOST_AFTER_MS: i64 = 15_000;
 const TIMEOUT_MS: i64 = 60_000;
@@ -192,11 +192,18 @@ impl Protocol {
                 state.faults += 1;
                 return self.unheard(state, call, place, message);
             }
-            Action::Fire(l) | Action::Read(l) | Action::Publish(l) | Action::Mark(l) | Action::Sweep(l)
+            Action::Fire(l)
+            | Action::Read(l)
+            | Action::Publish(l)
+            | Action::Mark(l)
+            | Action::Sweep(l)
             | Action::Reclaim(l) => return self.leader(state, action, l),
             Action::Republish(_, message) => state.enqueue(message, 1),
             Action::Deliver(w, message) => return self.deliver(state, w, message),
-            Action::Claim(w, m) | Action::Advance(w, m) | Action::Succeed(w, m) | Action::Record(w, m)
+            Action::Claim(w, m)
+            | Action::Advance(w, m)
+            | Action::Succeed(w, m)
+            | Action::Record(w, m)
             | Action::Ack(w, m) => return self.worker(state, action, (w, m)),
             Action::Wake(w) => state.workers[w].silent = false,
             Action::Fence(w) => end_process(state, w),
@@ -381,7 +388,8 @@ fn plan(state: &State, after_ms: i64) -> Vec<Taken> {
     if after_ms > 0 {
         reconcile(&shards, &BTreeMap::new(), &mut seen, 0);
     }
-    let of = |r: Reclaim| running.iter().find(|(m, _)| attempt_ref(*m) == r.attempt).map(|(m, _)| (*m, r.owner, r.reason));
+    let of =
+        |r: Reclaim| running.iter().find(|(m, _)| attempt_ref(*m) == r.attempt).map(|(m, _)| (*m, r.owner, r.reason));
     reconcile(&shards, &liveness, &mut seen, after_ms).into_iter().filter_map(of).collect()
 }
 
@@ -449,9 +457,7 @@ impl Model for Protocol {
             !actions.is_empty() || state.broken.is_some() || state.ledger.finished()
         }));
         // The world is rich enough to be worth exploring.
-        all.push(Property::sometimes("a dead letter", |_, s| {
-            rows(s).any(|(_, row)| row.shard.phase == Phase::Failed)
-        }));
+        all.push(Property::sometimes("a dead letter", |_, s| rows(s).any(|(_, row)| row.shard.phase == Phase::Failed)));
         all.push(Property::sometimes("a success at the second attempt", |_, s| {
             rows(s).any(|(_, row)| row.shard.phase == Phase::Success && row.shard.attempt > 1)
         }));
@@ -459,7 +465,9 @@ impl Model for Protocol {
             let [one, other]: &[Worker; 2] = &s.workers;
             running(one).any(|m| running(other).any(|n| (m.instant, m.index) == (n.instant, n.index)))
         }));
-        all.push(Property::sometimes("two leaders at once", |_, s: &State| s.leaders.iter().all(|l| l.epoch.is_some())));
+        all.push(Property::sometimes("two leaders at once", |_, s: &State| {
+            s.leaders.iter().all(|l| l.epoch.is_some())
+        }));
         if self.0.instants > 1 {
             all.push(Property::sometimes("an overlap is skipped", |_, s: &State| {
                 s.ledger.decisions.contains(&Some(DecisionKind::SkippedOverlap))

@@ -92,18 +92,20 @@ impl Ledger {
     }
 
     fn messages(&self, attempt_of: impl Fn(&Row) -> Option<u8>) -> impl Iterator<Item = Message> {
-        self.runs.iter().flat_map(|run| (0_u8..).zip(&run.rows).map(move |(i, row)| (run.instant, i, row))).filter_map(
-            move |(instant, index, row)| attempt_of(row).map(|attempt| Message { instant, index, attempt }),
-        )
+        self.runs
+            .iter()
+            .flat_map(|run| (0_u8..).zip(&run.rows).map(move |(i, row)| (run.instant, i, row)))
+            .filter_map(move |(instant, index, row)| attempt_of(row).map(|attempt| Message { instant, index, attempt }))
     }
 
     /// Whether every instant is decided and everything that was fired has ended.
     #[must_use]
     pub fn finished(&self) -> bool {
         self.decisions.iter().all(Option::is_some)
-            && self.runs.iter().all(|run| {
-                run.counters.phase.is_terminal() && run.rows.iter().all(|row| row.shard.phase.is_terminal())
-            })
+            && self
+                .runs
+                .iter()
+                .all(|run| run.counters.phase.is_terminal() && run.rows.iter().all(|row| row.shard.phase.is_terminal()))
     }
 
     /// The next epoch begins.
@@ -187,7 +189,12 @@ impl Ledger {
     ///
     /// # Errors
     /// It was accepted and breaks an invariant.
-    pub fn apply(&mut self, bounds: &Bounds, message: Message, event: &Event) -> Result<Result<(), Rejection>, Violation> {
+    pub fn apply(
+        &mut self,
+        bounds: &Bounds,
+        message: Message,
+        event: &Event,
+    ) -> Result<Result<(), Rejection>, Violation> {
         let retry = bounds.retry();
         let Some(row) = self.row_mut(message) else { return Ok(Err(Rejection::NoSuchShard)) };
         let (next, effect) = match step(bounds.mutation, &row.shard, event, (&retry, 0))? {

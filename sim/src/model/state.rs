@@ -210,7 +210,9 @@ impl State {
     /// Whether a copy is somewhere on its way to a claim.
     #[must_use]
     pub fn on_its_way(&self, message: Message) -> bool {
-        let held = |w: &Worker| w.entries.get(&message).is_some_and(|e| e.tags > 0 || matches!(e.step, Step::Held | Step::Claiming));
+        let held = |w: &Worker| {
+            w.entries.get(&message).is_some_and(|e| e.tags > 0 || matches!(e.step, Step::Held | Step::Claiming))
+        };
         let about = |l: &Leader| l.in_hand == Some((message, false));
         self.queue.contains_key(&message) || self.workers.iter().any(held) || self.leaders.iter().any(about)
     }
