@@ -1,7 +1,10 @@
 //! The invariants, each once, as predicates. Used by the tests, the simulator, the oracle of the load tests, and as checks in
 //! the running program (a panic in debug builds; in release the caller counts them as a metric).
 
+use crate::ids::{Epoch, Incarnation};
+use crate::job::OverlapPolicy;
 use crate::shard::{Checkpoint, Phase, Shard};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// The names that the documentation, the metrics and the reports use.
@@ -78,6 +81,108 @@ pub fn check_shard_step(before: &Shard, after: &Shard) -> Result<(), Violation> 
     Ok(())
 }
 
+/// S3 over a write that the ledger accepted: it named the attempt that the ledger was at, and none before it.
+///
+/// # Errors
+/// A late attempt's write was accepted.
+pub fn check_accepted(named: u32, before: &Shard) -> Result<(), Violation> {
+    if named == before.attempt {
+        return Ok(());
+    }
+    broken(InvariantId::S3, format!("a write of attempt {named} was accepted at attempt {}", before.attempt))
+}
+
+/// L1 over a leader's write that the ledger accepted.
+///
+/// # Errors
+/// The write came under another epoch than the ledger's.
+pub fn check_epoch(writer: Epoch, current: Epoch) -> Result<(), Violation> {
+    if writer == current {
+        return Ok(());
+    }
+    broken(InvariantId::L1, format!("a write of epoch {writer} was accepted in epoch {current}"))
+}
+
+/// F1 over one fire key of one job.
+///
+/// # Errors
+/// It has more than one execution.
+pub fn check_fire_key(fire_key: &str, executions: usize) -> Result<(), Violation> {
+    if executions <= 1 {
+        return Ok(());
+    }
+    broken(InvariantId::F1, format!("{executions} executions under the fire key {fire_key}"))
+}
+
+/// F2 over the instants that a schedule had, against the number of decisions at each instant.
+///
+/// # Errors
+/// An instant has no decision or more than one.
+pub fn check_decisions(instants: &[i64], decisions: &BTreeMap<i64, usize>) -> Result<(), Violation> {
+    for instant in instants {
+        let count = decisions.get(instant).copied().unwrap_or(0);
+        if count != 1 {
+            return broken(InvariantId::F2, format!("the instant {instant} has {count} decisions"));
+        }
+    }
+    Ok(())
+}
+
+/// S1 over one shard's result rows.
+///
+/// # Errors
+/// There is more than one.
+pub fn check_results(results: usize) -> Result<(), Violation> {
+    if results <= 1 {
+        return Ok(());
+    }
+    broken(InvariantId::S1, format!("a shard has {results} results"))
+}
+
+/// O1 over the executions of one job that run at the same time.
+///
+/// # Errors
+/// More of them run than the policy allows.
+pub fn check_overlap(policy: OverlapPolicy, active: usize) -> Result<(), Violation> {
+    match policy {
+        OverlapPolicy::Skip if active > 1 => {
+            broken(InvariantId::O1, format!("{active} executions run, and the policy is skip"))
+        }
+        OverlapPolicy::Skip | OverlapPolicy::Allow => Ok(()),
+    }
+}
+
+/// A1 over the ack of a delivery, on the shard as the ledger holds it at that moment. `past_horizon`: the attempt has run so long
+/// that its worker's heartbeat vouches for it instead of the delivery.
+///
+/// # Errors
+/// The ledger does not know yet what became of the delivery: a crash now would leave nobody to deliver it again.
+pub fn check_ack(shard: &Shard, attempt: u32, acker: Incarnation, past_horizon: bool) -> Result<(), Violation> {
+    let open = match shard.phase {
+        Phase::Pending => true,
+        Phase::Running => shard.owner == Some(acker) && !past_horizon,
+        Phase::Success | Phase::Failed | Phase::Cancelled => false,
+    };
+    if open && shard.attempt == attempt {
+        return broken(InvariantId::A1, format!("attempt {attempt} was acked while it was {}", shard.phase.word()));
+    }
+    Ok(())
+}
+
+/// L2 over an act of a leader, where the lease store kept its memory: whoever acts holds the lease.
+///
+/// # Errors
+/// It acts although its lease has ended.
+pub fn check_trust(now_ms: i64, lease_ends_ms: Option<i64>) -> Result<(), Violation> {
+    match lease_ends_ms {
+        Some(ends_ms) if now_ms < ends_ms => Ok(()),
+        Some(ends_ms) => {
+            broken(InvariantId::L2, format!("a leader acts {} ms after its lease's end", now_ms.saturating_sub(ends_ms)))
+        }
+        None => broken(InvariantId::L2, "a leader acts while another holds the lease".into()),
+    }
+}
+
 /// What the oracle counts in one execution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
@@ -108,4 +213,32 @@ pub fn check_tally(tally: &Tally) -> Result<(), Violation> {
         return broken(InvariantId::P1, format!("{} of {} shards ended", tally.terminal, tally.shards_total));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uuid::Uuid;
+
+    #[test]
+    fn an_ack_needs_a_ledger_that_knows() {
+        let (me, other) = (Incarnation(Uuid::from_u128(1)), Incarnation(Uuid::from_u128(2)));
+        let pending = Shard::new();
+        let running = Shard { phase: Phase::Running, owner: Some(me), ..Shard::new() };
+        let ended = Shard { phase: Phase::Success, ..Shard::new() };
+        assert_eq!(check_ack(&pending, 1, me, false).unwrap_err().id, InvariantId::A1);
+        assert_eq!(check_ack(&running, 1, me, false).unwrap_err().id, InvariantId::A1);
+        assert!(check_ack(&running, 1, me, true).is_ok());
+        assert!(check_ack(&running, 1, other, false).is_ok(), "a twin that is refused");
+        assert!(check_ack(&ended, 1, me, false).is_ok());
+        assert!(check_ack(&Shard { attempt: 2, ..Shard::new() }, 1, me, false).is_ok(), "it has moved on");
+    }
+
+    #[test]
+    fn a_missing_and_a_double_decision_are_both_seen() {
+        let decisions = BTreeMap::from([(10, 1), (20, 2)]);
+        assert!(check_decisions(&[10], &decisions).is_ok());
+        assert_eq!(check_decisions(&[10, 20], &decisions).unwrap_err().id, InvariantId::F2);
+        assert_eq!(check_decisions(&[30], &decisions).unwrap_err().id, InvariantId::F2);
+    }
 }
