@@ -298,7 +298,7 @@ async fn report_health(
             leading: matches!(state, Some(LeaderState::Leading(_))),
             lease_held: state.as_ref().map(|s| match s {
                 LeaderState::Leading(_) => true,
-                LeaderState::Standby(why) => why.contains("holds the lease"),
+                LeaderState::Standby { held_by, .. } => held_by.is_some(),
             }),
             dependencies: vec![dependency],
             problems: Vec::new(),

@@ -16,8 +16,13 @@ use tokio_util::sync::CancellationToken;
 /// What a scheduler is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaderState {
-    /// Not the leader; who is, if known, or why not.
-    Standby(String),
+    /// Not the leader.
+    Standby {
+        /// Why not, in words.
+        why: String,
+        /// Who holds the lease, if somebody is known to.
+        held_by: Option<String>,
+    },
     /// The leader under this epoch.
     Leading(Epoch),
 }
@@ -69,7 +74,7 @@ impl LeaseTask {
                 Ok(Some(term)) => {
                     backoff = Backoff::new();
                     let why = self.lead(term).await;
-                    self.stand_by(why);
+                    self.stand_by(why, None);
                 }
                 Ok(None) => {
                     backoff = Backoff::new();
@@ -77,7 +82,7 @@ impl LeaseTask {
                 }
                 Err(e) => {
                     // Any error while acquiring means: not the leader (case E-01).
-                    self.stand_by(e.to_string());
+                    self.stand_by(e.to_string(), None);
                     self.pause(backoff.next()).await;
                 }
             }
@@ -94,12 +99,12 @@ impl LeaseTask {
         }
     }
 
-    fn stand_by(&self, why: String) {
+    fn stand_by(&self, why: String, held_by: Option<String>) {
         self.leading.send_replace(Leading(None));
         telemetry::leader(None);
-        let next = LeaderState::Standby(why);
+        let next = LeaderState::Standby { why, held_by };
         if *self.state.borrow() != next {
-            if let LeaderState::Standby(why) = &next {
+            if let LeaderState::Standby { why, .. } = &next {
                 tracing::info!(reason = %why, "standing by");
             }
             self.state.send_replace(next);
@@ -111,7 +116,7 @@ impl LeaseTask {
         match self.ports.lease.acquire(&self.token, self.ttl).await? {
             LeaseAnswer::Mine => {}
             LeaseAnswer::HeldBy(holder) => {
-                self.stand_by(format!("{holder} holds the lease"));
+                self.stand_by(format!("{holder} holds the lease"), Some(holder));
                 return Ok(None);
             }
             LeaseAnswer::Nobody => return Ok(None),

@@ -136,6 +136,14 @@ pub fn check_request_id(id: String) -> Result<String, TriggerError> {
     Ok(id)
 }
 
+/// The request id of a message that has none of its own but an identity given by its transport: that identity where it can be one,
+/// else its hash, so that whatever a sender puts into `message_id` still names the same request each time.
+#[must_use]
+pub fn transport_request_id(id: &str) -> String {
+    check_request_id(id.to_owned())
+        .unwrap_or_else(|_| format!("message-{:032x}", xxhash_rust::xxh3::xxh3_128(id.as_bytes())))
+}
+
 /// The candidate that a misspelt word most probably means.
 pub fn suggest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let scored = candidates.into_iter().map(|c| (strsim::damerau_levenshtein(word, c), c));
@@ -322,6 +330,15 @@ mod tests {
         for id in ["r1 ", " r1", "", "a\u{0}b", "a\nb"] {
             assert!(check_request_id(id.into()).is_err(), "{id:?}");
         }
+    }
+
+    #[test]
+    fn g_06_any_message_id_makes_a_request_id_that_is_the_same_each_time() {
+        assert_eq!(transport_request_id("order-7"), "order-7");
+        let long = "x".repeat(255);
+        let made = transport_request_id(&long);
+        assert_eq!((check_request_id(made.clone()), transport_request_id(&long)), (Ok(made.clone()), made));
+        assert_ne!(transport_request_id(&"y".repeat(255)), transport_request_id(&long));
     }
 
     #[test]

@@ -22,6 +22,12 @@ pub(super) struct Pump {
     pub(super) stop: CancellationToken,
 }
 
+/// What is remembered of a delivery over its tries.
+struct Case {
+    own_id: uuid::Uuid,
+    in_dead_queue: bool,
+}
+
 /// What a trigger became: an answer for its sender, or why it has to be tried again.
 enum Handled {
     Answer(TriggerReply),
@@ -30,77 +36,94 @@ enum Handled {
 }
 
 impl Pump {
+    /// Takes triggers until it is told to stop; what it has begun it finishes, so that what is committed is also acked.
     pub(super) async fn run(self) {
-        let stop = self.stop.clone();
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = self.pump() => {}
-        }
-    }
-
-    async fn pump(&self) {
-        let mut backoff = Backoff::new();
-        let mut triggers = loop {
-            match self.ports.broker.triggers().await {
-                Ok(triggers) => break triggers,
-                Err(BrokerError::Unavailable(why)) => tracing::debug!(reason = %why, "triggers can't be taken yet"),
-                Err(e @ BrokerError::Refused(_)) => tracing::error!(error = %e, "triggers can't be taken"),
-            }
-            tokio::time::sleep(backoff.next()).await;
-        };
-        while let Some(batch) = triggers.next().await {
+        let Some(mut triggers) = self.source().await else { return };
+        loop {
+            let batch = tokio::select! {
+                batch = triggers.next() => batch,
+                () = self.stop.cancelled() => None,
+            };
+            let Some(batch) = batch else { break };
             for delivery in &batch {
                 if !self.settle_one(&mut triggers, delivery).await {
                     return;
                 }
             }
         }
+        triggers.stop().await;
     }
 
-    /// False: this scheduler no longer leads.
+    async fn source(&self) -> Option<Box<dyn Triggers>> {
+        let mut backoff = Backoff::new();
+        loop {
+            let source = tokio::select! {
+                source = self.ports.broker.triggers() => source,
+                () = self.stop.cancelled() => return None,
+            };
+            match source {
+                Ok(triggers) => return Some(triggers),
+                Err(BrokerError::Unavailable(why)) => tracing::debug!(reason = %why, "triggers can't be taken yet"),
+                Err(e @ BrokerError::Refused(_)) => tracing::error!(error = %e, "triggers can't be taken"),
+            }
+            self.pause(&mut backoff).await;
+        }
+    }
+
+    async fn pause(&self, backoff: &mut Backoff) {
+        tokio::select! {
+            () = tokio::time::sleep(backoff.next()) => {}
+            () = self.stop.cancelled() => {}
+        }
+    }
+
+    /// False: nothing more is to be taken. What is not settled comes again, to whoever leads then.
     async fn settle_one(&self, triggers: &mut Box<dyn Triggers>, delivery: &TriggerDelivery) -> bool {
         let mut backoff = Backoff::new();
         // Drawn once for each delivery, not for each try: a firing whose answer was lost must be found again under its key.
-        let own_id = uuid::Uuid::now_v7();
+        let mut case = Case { own_id: uuid::Uuid::now_v7(), in_dead_queue: false };
         loop {
-            match self
-                .handle(delivery, own_id)
-                .instrument(tracing::info_span!("trigger", epoch = self.term.epoch.0))
-                .await
-            {
+            let span = tracing::info_span!("trigger", epoch = self.term.epoch.0);
+            match self.handle(delivery, &mut case).instrument(span).await {
                 Handled::Answer(reply) => {
                     triggers.settle(delivery, &reply).await;
                     return true;
                 }
                 Handled::Deposed => return false,
+                Handled::Again(_) if self.stop.is_cancelled() => return false,
                 Handled::Again(why) => {
                     tracing::debug!(reason = %why, "a trigger could not be fired yet");
-                    tokio::time::sleep(backoff.next()).await;
+                    self.pause(&mut backoff).await;
                 }
             }
         }
     }
 
-    async fn handle(&self, delivery: &TriggerDelivery, own_id: uuid::Uuid) -> Handled {
+    async fn handle(&self, delivery: &TriggerDelivery, case: &mut Case) -> Handled {
         if !self.term.trusted(self.ports.clock.mono_ms()) {
             return Handled::Again("the lease is in doubt".into());
         }
         let request = match trigger::parse(&delivery.payload, delivery.routed_to.as_deref()) {
             Ok(request) => request,
-            Err(e) => return self.reject(delivery, e.to_string()).await,
+            Err(e) => return self.reject(delivery, case, e.to_string()).await,
         };
         let record = match self.ports.ledger.job(&request.job).await {
             Ok(Some(record)) => record,
-            Ok(None) => return self.reject_unknown(delivery, &request.job).await,
+            Ok(None) => return self.reject_unknown(delivery, case, &request.job).await,
             Err(e) => return Handled::Again(e.to_string()),
         };
-        let request_id = request.request_id.clone().or_else(|| delivery.transport_id.clone());
-        let id = request_id.unwrap_or_else(|| own_id.to_string());
-        let intent = match self.intent(&record, &id, own_id, request.params) {
+        let of_transport = || delivery.transport_id.as_deref().map(trigger::transport_request_id);
+        let request_id = request.request_id.clone().or_else(of_transport);
+        let id = request_id.unwrap_or_else(|| case.own_id.to_string());
+        let intent = match self.intent(&record, &id, case.own_id, request.params) {
             Ok(intent) => intent,
-            Err(sentence) => return self.reject(delivery, sentence).await,
+            Err(sentence) => return self.reject(delivery, case, sentence).await,
         };
-        self.fire(&record.name, intent).await
+        match self.fire(&record.name, intent).await {
+            Ok(handled) => handled,
+            // Trying again would be refused again, and everything behind it would wait.
+            Err(sentence) => self.reject(delivery, case, sentence).await,
+        }
     }
 
     fn intent(&self, record: &JobRecord, id: &str, own_id: uuid::Uuid, params: Params) -> Result<FireIntent, String> {
@@ -118,21 +141,22 @@ impl Pump {
         })
     }
 
-    async fn fire(&self, job: &str, intent: FireIntent) -> Handled {
+    async fn fire(&self, job: &str, intent: FireIntent) -> Result<Handled, String> {
         let now_ms = self.ports.clock.now_ms();
         let outcome = match self.ports.ledger.fire(self.term.epoch, std::slice::from_ref(&intent), now_ms).await {
             Ok(mut outcomes) => outcomes.pop().unwrap_or(FireOutcome::Stale),
             Err(StoreError::Deposed { .. }) => {
                 self.deposed.report(self.term.epoch);
-                return Handled::Deposed;
+                return Ok(Handled::Deposed);
             }
-            Err(e) => return Handled::Again(e.to_string()),
+            Err(e) if e.is_transient() => return Ok(Handled::Again(e.to_string())),
+            Err(e) => return Err(e.to_string()),
         };
         account(job, &intent, &outcome, now_ms);
         let reply = |outcome: &str, execution: Option<String>, message: String| {
             Handled::Answer(TriggerReply { outcome: outcome.into(), execution, message })
         };
-        match outcome {
+        Ok(match outcome {
             FireOutcome::Fired(id) => {
                 if let FireAction::Fire(new) = &intent.action {
                     announce(&self.dispatcher, new);
@@ -151,23 +175,28 @@ impl Pump {
                 reply("skipped", blocking.map(|id| id.to_string()), reason)
             }
             FireOutcome::Stale => Handled::Again(format!("job '{job}' changed meanwhile")),
-        }
+        })
     }
 
-    async fn reject_unknown(&self, delivery: &TriggerDelivery, name: &str) -> Handled {
+    async fn reject_unknown(&self, delivery: &TriggerDelivery, case: &mut Case, name: &str) -> Handled {
         match self.ports.ledger.jobs().await {
-            Ok(jobs) => self.reject(delivery, trigger::unknown_job(name, jobs.iter().map(|j| j.name.as_str())).0).await,
+            Ok(jobs) => {
+                self.reject(delivery, case, trigger::unknown_job(name, jobs.iter().map(|j| j.name.as_str())).0).await
+            }
             Err(e) => Handled::Again(e.to_string()),
         }
     }
 
     /// Keeps the message where people look, in the ledger and in the dead queue, before it is settled. The copy in the ledger is the
     /// one that counts; should the process die between the two, the message comes again and is kept twice, not lost.
-    async fn reject(&self, delivery: &TriggerDelivery, sentence: String) -> Handled {
-        tracing::warn!(reason = %sentence, "a trigger was refused");
-        crate::telemetry::decision("rejected");
-        if let Err(e) = self.ports.broker.put_dead(&delivery.payload, &sentence).await {
-            return Handled::Again(e.to_string());
+    async fn reject(&self, delivery: &TriggerDelivery, case: &mut Case, sentence: String) -> Handled {
+        if !case.in_dead_queue {
+            if let Err(e) = self.ports.broker.put_dead(&delivery.payload, &sentence).await {
+                return Handled::Again(e.to_string());
+            }
+            case.in_dead_queue = true;
+            tracing::warn!(reason = %sentence, "a trigger was refused");
+            crate::telemetry::decision("rejected");
         }
         let kept = match self.ports.broker.keeps_dead_in_ledger() {
             true => Ok(()),

@@ -100,7 +100,7 @@ impl Scheduler {
     /// Starts the lease task and the actors. Must be called within an actix `System`; returns at once.
     pub fn start(ports: Ports, options: SchedulerOptions, on_fatal: Arc<OnFatal>) -> Self {
         let (leading_tx, leading_rx) = watch::channel(Leading::default());
-        let (state_tx, state_rx) = watch::channel(LeaderState::Standby("starting".into()));
+        let (state_tx, state_rx) = watch::channel(LeaderState::Standby { why: "starting".into(), held_by: None });
         let (deposed_tx, deposed_rx) = mpsc::channel(16);
         let deposed = Deposed(deposed_tx);
         let shutdown = CancellationToken::new();

@@ -29,6 +29,9 @@ const REVISION_EVERY: Duration = Duration::from_millis(500);
 /// The longest sleep of the timer; a clock that is set is noticed within this.
 const LOOK_AGAIN_MS: i64 = 1_000;
 
+/// How often a leader that must not act looks whether it may again.
+const IN_DOUBT: Duration = Duration::from_millis(100);
+
 /// A job that can fire.
 pub(super) struct Ready {
     record: JobRecord,
@@ -43,7 +46,7 @@ pub(super) struct TriggerActor {
     deposed: Deposed,
     term: Option<Term>,
     /// Ends the pump of the term's external triggers.
-    pump: Option<CancellationToken>,
+    pump: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
     jobs: HashMap<JobId, Ready>,
     revision: Option<i64>,
     wheel: Wheel,
@@ -114,7 +117,12 @@ impl TriggerActor {
             ctx.cancel_future(timer);
         }
         let Some(term) = &self.term else { return };
-        if self.finish.is_some() || !term.trusted(self.ports.clock.mono_ms()) {
+        if self.finish.is_some() {
+            return;
+        }
+        if !term.trusted(self.ports.clock.mono_ms()) {
+            // The lease may yet be renewed in this same term, and then nothing else would wake this actor.
+            self.timer = Some(ctx.run_later(IN_DOUBT, |actor, ctx| actor.tick(ctx)));
             return;
         }
         let now = self.ports.clock.now_ms();
@@ -198,15 +206,14 @@ impl TriggerActor {
     fn start_pump(&mut self) {
         let Some(term) = self.term.clone() else { return };
         let stop = CancellationToken::new();
-        self.pump = Some(stop.clone());
         let pump = external::Pump {
             ports: self.ports.clone(),
             dispatcher: self.dispatcher.clone(),
             deposed: self.deposed.clone(),
             term,
-            stop,
+            stop: stop.clone(),
         };
-        self.ports.io.spawn(pump.run());
+        self.pump = Some((stop, self.ports.io.spawn(pump.run())));
     }
 }
 
@@ -302,8 +309,8 @@ impl Handler<TermChanged> for TriggerActor {
     type Result = ();
 
     fn handle(&mut self, TermChanged(leading): TermChanged, ctx: &mut Self::Context) {
-        if let Some(pump) = self.pump.take() {
-            pump.cancel();
+        if let Some((stop, _)) = self.pump.take() {
+            stop.cancel();
         }
         self.term = leading.0;
         self.jobs.clear();
@@ -476,18 +483,26 @@ impl Handler<Finish> for TriggerActor {
     type Result = ResponseFuture<()>;
 
     fn handle(&mut self, _: Finish, _: &mut Self::Context) -> Self::Result {
-        if let Some(pump) = self.pump.take() {
-            pump.cancel();
-        }
+        let pump = self.pump.take().map(|(stop, ended)| {
+            stop.cancel();
+            ended
+        });
         let (done, wait) = oneshot::channel();
-        if !self.writing {
+        if self.writing {
+            self.finish = Some(done);
+        } else {
             let _ = done.send(());
             self.term = None;
-            return Box::pin(async {});
         }
-        self.finish = Some(done);
         Box::pin(async move {
-            let _ = tokio::time::timeout(Duration::from_secs(5), wait).await;
+            // A trigger whose firing is committed is acked before the lease goes, or the next leader would fire it again.
+            let both = async {
+                let _ = wait.await;
+                if let Some(pump) = pump {
+                    let _ = pump.await;
+                }
+            };
+            let _ = tokio::time::timeout(Duration::from_secs(5), both).await;
         })
     }
 }

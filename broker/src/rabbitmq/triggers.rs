@@ -46,6 +46,8 @@ impl Triggers for RabbitTriggers {
     }
 
     async fn settle(&mut self, trigger: &TriggerDelivery, reply: &TriggerReply) {
+        // First: the answer is a courtesy, and waiting for it must not leave a committed trigger unacked.
+        self.settler.ack(&[trigger.tag]);
         if let Some((queue, correlation_id)) = &trigger.reply_to {
             let payload = codec::encode_reply(reply);
             let sending = self.inner.publisher.reply(queue, correlation_id.as_deref(), payload);
@@ -55,7 +57,6 @@ impl Triggers for RabbitTriggers {
                 Err(_) => tracing::debug!("the answer to a trigger was not sent in time"),
             }
         }
-        self.settler.ack(&[trigger.tag]);
     }
 
     async fn stop(&mut self) {
