@@ -40,11 +40,14 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
                 Arc::new(stores.presence()),
                 Arc::new(stores.idempotency(config.redis.idempotency_ttl.as_std())),
             ),
-            None => (
-                Arc::new(LedgerLease { ledger: sql.clone(), name: "trigger".into() }),
-                Arc::new(LedgerPresence { ledger: sql.clone() }),
-                Arc::new(NoIdempotency),
-            ),
+            None => {
+                let live = live_rows(config, &sql).await?;
+                (
+                    Arc::new(LedgerLease { ledger: live.clone(), name: "trigger".into() }),
+                    Arc::new(LedgerPresence { ledger: live }),
+                    Arc::new(NoIdempotency),
+                )
+            }
         };
     let broker = broker(config, name, ledger.clone())?;
     let ports = Ports {
@@ -75,6 +78,20 @@ fn broker(config: &Config, name: &str, ledger: Arc<dyn Ledger>) -> Result<Arc<dy
         }
         None => Arc::new(LedgerBroker::new(ledger, config.broker.poll.as_std())),
     })
+}
+
+/// Where lease and presence are rows. SQLite has one writer for each file: in the ledger's own file a job's long statement would
+/// keep every heartbeat and the lease waiting, and workers and leaders would give themselves up. So they have a file beside it.
+async fn live_rows(config: &Config, ledger: &SqlLedger) -> Result<SqlLedger> {
+    if ledger.dialect_name() != "sqlite" {
+        return Ok(ledger.clone());
+    }
+    let path = config.ledger.url.split('?').next().unwrap_or(&config.ledger.url);
+    let live = SqlLedger::connect(&format!("{path}.live"), SqlOptions::default())
+        .await
+        .context("the file for lease and presence")?;
+    live.migrate().await.context("the file for lease and presence")?;
+    Ok(live)
 }
 
 /// A server that is not up yet is waited for, and said so in one line (case D-07).

@@ -2,6 +2,7 @@
 
 use crate::ids::ExecutionId;
 use crate::limits::{DISPATCH_QUANTUM, QUEUE_WINDOW_MAX, QUEUE_WINDOW_MIN};
+use std::collections::BTreeMap;
 
 /// An execution with shards that have not been handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,7 @@ pub struct Pick {
 /// (`turn`, updated). A job of a million shards can't make one of ten wait behind it.
 pub fn pick(cursors: &mut [Cursor], turn: &mut usize, budget: u32) -> Vec<Pick> {
     let mut picks: Vec<Pick> = Vec::new();
+    let mut pick_of: BTreeMap<ExecutionId, usize> = BTreeMap::new();
     let mut left = budget;
     let mut exhausted = 0;
     while left > 0 && exhausted < cursors.len() {
@@ -44,7 +46,9 @@ pub fn pick(cursors: &mut [Cursor], turn: &mut usize, budget: u32) -> Vec<Pick> 
         let (from, to) = (cursor.next, cursor.next + take);
         cursor.next = to;
         left -= take;
-        match picks.iter_mut().find(|p| p.execution == cursor.execution && p.to == from) {
+        // A later turn of the same execution goes on where its earlier one stopped: one pick for each execution.
+        let at = *pick_of.entry(cursor.execution).or_insert(picks.len());
+        match picks.get_mut(at) {
             Some(earlier) => earlier.to = to,
             None => picks.push(Pick { execution: cursor.execution, from, to }),
         }

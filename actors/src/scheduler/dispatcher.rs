@@ -13,7 +13,7 @@ use shardcron_domain::dispatch::{self, Cursor, DrainRate};
 use shardcron_domain::limits::QUEUE_WINDOW_MAX;
 use shardcron_domain::{Epoch, ExecutionId};
 use shardcron_store::{ActiveExecution, StoreError};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 use tracing::Instrument;
 
@@ -25,17 +25,34 @@ const REDISPATCH_EVERY: Duration = Duration::from_millis(100);
 /// How often the ledger is asked what is active: finds what an announcement lost, and what stands still.
 const SURVEY_EVERY: Duration = Duration::from_millis(1_000);
 
+/// Executions that are looked after by one survey; the next one goes on.
+const REPUBLISH_AT_ONCE: usize = 50;
+/// Work that waits this long without any worker for its tier is worth a line.
+const UNSERVED_AFTER: Duration = Duration::from_secs(30);
+
 /// A tier's share of the work.
 #[derive(Default)]
 struct Tier {
     cursors: Vec<Cursor>,
+    /// The executions of the cursors.
+    known: HashSet<ExecutionId>,
     materialized: HashMap<ExecutionId, u32>,
     turn: usize,
+    unserved: Unserved,
     rate: DrainRate,
     busy: bool,
     depth: Option<Depth>,
+    /// Consumers at the last look that is believed.
+    consumers: u32,
     /// Ready messages when last looked, how many have been published since, and when that was: for the drain rate.
     last_look: Option<(u32, Instant)>,
+}
+
+/// Since when work waits that no worker takes, and whether that has been said.
+#[derive(Default)]
+struct Unserved {
+    since: Option<Instant>,
+    said: bool,
 }
 
 /// How an execution went on between two surveys.
@@ -44,6 +61,8 @@ struct Progress {
     still_since: Instant,
     /// Doubles with each republication, so that work which merely waits in a worker's hands is not doubled again and again.
     patience: Duration,
+    /// Looks in a row that found it standing still.
+    strikes: u32,
 }
 
 pub(super) struct DispatcherActor {
@@ -55,6 +74,8 @@ pub(super) struct DispatcherActor {
     progress: HashMap<ExecutionId, Progress>,
     redispatching: bool,
     surveying: bool,
+    /// The cursors when the survey under way began: what it does not find of these has ended.
+    surveyed: HashSet<ExecutionId>,
     outage: bool,
 }
 
@@ -79,6 +100,7 @@ impl DispatcherActor {
             progress: HashMap::new(),
             redispatching: false,
             surveying: false,
+            surveyed: HashSet::new(),
             outage: false,
         }
     }
@@ -87,20 +109,16 @@ impl DispatcherActor {
         self.term.as_ref().filter(|t| t.trusted(self.ports.clock.mono_ms())).map(|t| t.epoch)
     }
 
-    fn take_in(&mut self, active: ActiveExecution, ctx: &mut Context<Self>) {
+    fn take_in(&mut self, active: &ActiveExecution) {
         if active.dispatched >= active.shards_total {
             return;
         }
         let tier = self.tiers.entry(active.tier.clone()).or_default();
-        tier.materialized.entry(active.id).or_insert(active.materialized);
-        if !tier.cursors.iter().any(|c| c.execution == active.id) {
-            tier.cursors.push(Cursor {
-                execution: active.id,
-                next: active.dispatched,
-                shards_total: active.shards_total,
-            });
+        if tier.known.insert(active.id) {
+            tier.materialized.insert(active.id, active.materialized);
+            let (next, shards_total) = (active.dispatched, active.shards_total);
+            tier.cursors.push(Cursor { execution: active.id, next, shards_total });
         }
-        self.step(&active.tier, ctx);
     }
 
     /// One round of a tier: as much as its window lets through. The next one begins when this one has been noted in the ledger.
@@ -111,8 +129,9 @@ impl DispatcherActor {
         if tier.busy || blocked {
             return;
         }
-        tier.cursors.retain(|c| c.next < c.shards_total);
+        tier.forget_finished();
         let depth = tier.depth.take();
+        tier.watch_served(name, depth);
         let picks = match depth {
             // Without a fresh look at the queue nothing is published: a window that is guessed is no window.
             Some(depth) => {
@@ -142,6 +161,7 @@ impl DispatcherActor {
                 .collect(),
             picks,
             tiers: self.options.tiers.clone(),
+            gone: Vec::new(),
         };
         let me = ctx.address();
         let span = tracing::info_span!("dispatch", tier = name, epoch = epoch.0);
@@ -171,35 +191,54 @@ impl DispatcherActor {
             return;
         }
         self.surveying = true;
+        self.surveyed = self.tiers.values().flat_map(|t| t.known.iter().copied()).collect();
         let (ledger, me) = (self.ports.ledger.clone(), ctx.address());
         self.ports
             .run(async move { ledger.active_executions().await }, move |result| tell(me, Surveyed { epoch, result }));
+    }
+
+    /// Takes off what was there when the survey began and is not among the active any more: it has ended, or was cancelled.
+    fn drop_ended(&mut self, active: &[ActiveExecution]) {
+        let alive: HashSet<ExecutionId> = active.iter().map(|a| a.id).collect();
+        let before = std::mem::take(&mut self.surveyed);
+        for tier in self.tiers.values_mut() {
+            for cursor in &mut tier.cursors {
+                if before.contains(&cursor.execution) && !alive.contains(&cursor.execution) {
+                    cursor.next = cursor.shards_total;
+                }
+            }
+            tier.forget_finished();
+        }
     }
 
     /// Handed out, not ended, and nothing moves: asks the ledger for what is still pending and hands that out again.
     fn find_stranded(&mut self, active: &[ActiveExecution]) {
         let Some(epoch) = self.may_act() else { return };
         let now = Instant::now();
-        self.progress.retain(|id, _| active.iter().any(|a| a.id == *id));
-        for execution in active.iter().filter(|a| a.dispatched >= a.shards_total) {
+        let ids: HashSet<ExecutionId> = active.iter().map(|a| a.id).collect();
+        self.progress.retain(|id, _| ids.contains(id));
+        let mut due = 0;
+        for execution in active.iter().filter(|a| a.dispatched > 0) {
             let patience = self.options.republish_after;
-            let progress = self.progress.entry(execution.id).or_insert(Progress {
-                ended: execution.ended,
-                still_since: now,
-                patience,
-            });
+            let fresh = Progress { ended: execution.ended, still_since: now, patience, strikes: 0 };
+            let progress = self.progress.entry(execution.id).or_insert(fresh);
             if progress.ended != execution.ended {
-                *progress = Progress { ended: execution.ended, still_since: now, patience };
+                *progress = Progress { ended: execution.ended, still_since: now, patience, strikes: 0 };
                 continue;
             }
-            if now.duration_since(progress.still_since) < progress.patience {
+            if now.duration_since(progress.still_since) < progress.patience || due >= REPUBLISH_AT_ONCE {
                 continue;
             }
+            due += 1;
             progress.still_since = now;
-            progress.patience = (progress.patience * 2).min(Duration::from_secs(120));
+            progress.strikes += 1;
+            let anyway = progress.strikes >= 3;
+            if anyway {
+                progress.patience = (progress.patience * 2).min(Duration::from_secs(120));
+            }
             let (ports, tier, id) = (self.ports.clone(), execution.tier.clone(), execution.id);
             self.ports.io.spawn(async move {
-                if let Err(e) = republish(&ports, epoch, &tier, id).await {
+                if let Err(e) = republish(&ports, epoch, &tier, id, anyway).await {
                     tracing::debug!(execution_id = %id, error = %e, "stranded shards could not be handed out again yet");
                 }
             });
@@ -251,7 +290,8 @@ impl Handler<NewExecution> for DispatcherActor {
 
     fn handle(&mut self, NewExecution(active): NewExecution, ctx: &mut Self::Context) {
         if self.term.is_some() {
-            self.take_in(active, ctx);
+            self.take_in(&active);
+            self.step(&active.tier, ctx);
         }
     }
 }
@@ -281,14 +321,15 @@ impl Handler<RoundDone> for DispatcherActor {
         let Some(tier) = self.tiers.get_mut(&done.tier) else { return };
         tier.busy = false;
         tier.materialized.extend(done.materialized);
-        for (execution, to) in done.reached {
-            if let Some(cursor) = tier.cursors.iter_mut().find(|c| c.execution == execution) {
-                cursor.next = to;
+        let reached: HashMap<ExecutionId, u32> = done.reached.into_iter().collect();
+        for cursor in &mut tier.cursors {
+            if done.gone.contains(&cursor.execution) {
+                cursor.next = cursor.shards_total;
+            } else if let Some(to) = reached.get(&cursor.execution) {
+                cursor.next = *to;
             }
         }
-        let unfinished: Vec<ExecutionId> =
-            tier.cursors.iter().filter(|c| c.next < c.shards_total).map(|c| c.execution).collect();
-        tier.materialized.retain(|id, _| unfinished.contains(id));
+        tier.forget_finished();
         tier.observe(done.published, done.depth);
         let name = done.tier;
         match done.fault {
@@ -315,9 +356,41 @@ impl Handler<RoundDone> for DispatcherActor {
 }
 
 impl Tier {
+    /// Drops the cursors of executions that have nothing left to hand out.
+    fn forget_finished(&mut self) {
+        if self.cursors.iter().all(|c| c.next < c.shards_total) {
+            return;
+        }
+        self.cursors.retain(|c| c.next < c.shards_total);
+        self.known = self.cursors.iter().map(|c| c.execution).collect();
+        self.materialized.retain(|id, _| self.known.contains(id));
+    }
+
+    /// Says once that work waits for a tier that nobody serves: a misspelt tier would otherwise wait in silence.
+    fn watch_served(&mut self, name: &str, depth: Option<Depth>) {
+        let Some(depth) = depth else { return };
+        if depth.unbounded || depth.consumers > 0 || self.cursors.is_empty() {
+            self.unserved = Unserved::default();
+            return;
+        }
+        let since = *self.unserved.since.get_or_insert_with(Instant::now);
+        if since.elapsed() > UNSERVED_AFTER && !std::mem::replace(&mut self.unserved.said, true) {
+            let executions = self.cursors.len();
+            tracing::warn!(
+                tier = name,
+                executions,
+                "no worker serves this tier and its shards wait; start one with SHARDCRON_WORKER_TIERS={name}=4, or mend the job's tier"
+            );
+        }
+    }
+
     fn observe(&mut self, published: u32, depth: Option<Depth>) {
+        // RabbitMQ answers (0, 0) for a queue that is slow to answer. Believed only the second time in a row.
+        let vanished = |d: &Depth| d.ready == 0 && d.consumers == 0 && !d.unbounded;
+        let depth = depth.filter(|d| !vanished(d) || std::mem::replace(&mut self.consumers, 0) == 0);
         self.depth = depth;
         let (Some(depth), now) = (depth, Instant::now()) else { return };
+        self.consumers = depth.consumers;
         if let Some((ready_then, then)) = self.last_look {
             let drained = (ready_then + published).saturating_sub(depth.ready);
             self.rate.observe(drained.into(), now.duration_since(then).as_millis().min(u128::from(u64::MAX)) as u64);
@@ -368,8 +441,9 @@ impl Handler<Surveyed> for DispatcherActor {
         match result {
             Ok(active) => {
                 self.find_stranded(&active);
-                for execution in active {
-                    self.take_in(execution, ctx);
+                self.drop_ended(&active);
+                for execution in &active {
+                    self.take_in(execution);
                 }
                 // A tier that rests because nothing was announced to it is looked at here too.
                 let names: Vec<String> = self.tiers.keys().cloned().collect();

@@ -19,6 +19,8 @@ pub(super) struct Round {
     pub(super) picks: Vec<Pick>,
     pub(super) materialized: HashMap<ExecutionId, u32>,
     pub(super) tiers: Vec<String>,
+    /// Executions that have ended meanwhile: nothing of them is to be handed out any more.
+    pub(super) gone: Vec<ExecutionId>,
 }
 
 pub(super) struct Done {
@@ -27,6 +29,7 @@ pub(super) struct Done {
     /// Where the executions of the round stand: noted in the ledger up to here.
     pub(super) reached: Vec<(ExecutionId, u32)>,
     pub(super) materialized: HashMap<ExecutionId, u32>,
+    pub(super) gone: Vec<ExecutionId>,
     pub(super) depth: Option<Depth>,
     pub(super) fault: Option<Fault>,
 }
@@ -63,7 +66,7 @@ impl Round {
                 None
             }
         };
-        Done { tier: self.tier, published, reached, materialized: self.materialized, depth, fault }
+        Done { tier: self.tier, published, reached, materialized: self.materialized, gone: self.gone, depth, fault }
     }
 
     async fn declare(&self) -> Result<(), BrokerError> {
@@ -81,17 +84,19 @@ impl Round {
             while *reach < pick.to {
                 match self.ports.ledger.materialize(self.epoch, pick.execution, pick.to).await {
                     Ok(now) if now > *reach => *reach = now,
-                    Ok(now) => {
-                        return Err(Fault::Ledger(StoreError::Corrupt(format!(
-                            "execution {} has {now} shard rows",
-                            pick.execution
-                        ))));
+                    // No row was written although some are missing: the execution has been cancelled.
+                    Ok(_) => {
+                        self.gone.push(pick.execution);
+                        break;
                     }
                     Err(StoreError::Deposed { .. }) => return Err(Fault::Deposed),
                     Err(e) => return Err(Fault::Ledger(e)),
                 }
             }
         }
+        let gone = std::mem::take(&mut self.gone);
+        self.picks.retain(|p| !gone.contains(&p.execution));
+        self.gone = gone;
         Ok(())
     }
 
@@ -168,9 +173,18 @@ async fn publish_attempts(ports: &Ports, epoch: Epoch, tier: &str, attempts: &[A
 }
 
 /// The net below the transport: pending although handed out, and the queue is empty.
-pub(super) async fn republish(ports: &Ports, epoch: Epoch, tier: &str, execution: ExecutionId) -> Result<(), String> {
+///
+/// `anyway`: also if the queue is not empty. A busy tier may never run empty, and doubles are harmless.
+pub(super) async fn republish(
+    ports: &Ports,
+    epoch: Epoch,
+    tier: &str,
+    execution: ExecutionId,
+    anyway: bool,
+) -> Result<(), String> {
     let depth = ports.broker.depth(tier).await.map_err(|e| e.to_string())?;
-    if depth.ready > 0 || depth.unbounded {
+    // Without a consumer it would help nobody; RabbitMQ also answers "nothing there" for a queue that is slow to answer.
+    if depth.unbounded || depth.consumers == 0 || (depth.ready > 0 && !anyway) {
         return Ok(());
     }
     let (mut from, mut total) = (0, 0);

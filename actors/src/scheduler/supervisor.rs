@@ -8,6 +8,7 @@ use crate::leadership::Term;
 use crate::ports::{Ports, tell};
 use crate::telemetry;
 use actix::prelude::*;
+use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::liveness::{Liveness, Observer, Sighting};
 use shardcron_domain::recovery::{self, FirstSeen, Reclaim, RunningShard};
 use shardcron_domain::shard::ReclaimReason;
@@ -124,8 +125,16 @@ struct Snapshot {
 async fn reclaim(ports: &Ports, heads: &Heads, epoch: Epoch, batch: &[Reclaim]) -> Result<u64, StoreError> {
     let mut with_policy = Vec::with_capacity(batch.len());
     for reclaim in batch {
-        let head = heads.get(reclaim.attempt.execution).await?;
-        with_policy.push((*reclaim, head.spec.retry));
+        let retry = match heads.get(reclaim.attempt.execution).await {
+            Ok(head) => head.spec.retry,
+            Err(e) if e.is_transient() => return Err(e),
+            Err(e) => {
+                // One that can't be read must not keep the others' shards from being taken back.
+                tracing::warn!(execution_id = %reclaim.attempt.execution, error = %e, "taking a shard back under the default retry policy");
+                RetryPolicy::default()
+            }
+        };
+        with_policy.push((*reclaim, retry));
     }
     let verdicts = ports.ledger.reclaim(epoch, &with_policy, ports.clock.now_ms()).await?;
     let mut taken = 0;

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::limits::{ERROR_BYTES, RESULT_BYTES};
 use shardcron_domain::shard::{Checkpoint, FailureClass};
+use shardcron_domain::units::Span;
 use shardcron_domain::{AttemptRef, Incarnation};
 use shardcron_sdk::{CheckpointError, Effects, ShardContext, ShardError, ShardOutput};
 use shardcron_store::{AttemptOutcome, Ended, ExecutionHead, Ledger, StoreError};
@@ -28,6 +29,10 @@ pub(super) struct Attempt {
     pub(super) checkpoint: Option<Checkpoint>,
     /// Cancelled at the drain limit, and when the worker fences itself.
     pub(super) stop: CancellationToken,
+    /// Cancelled, before `stop`, when the worker fences itself.
+    pub(super) fence: CancellationToken,
+    /// How long a handler has to stop then: less than what is left until somebody may take its shard.
+    pub(super) fenced_grace: Duration,
 }
 
 /// How it ended.
@@ -36,8 +41,6 @@ pub(super) enum End {
     Record(Ended),
     /// The handler has recorded it, in the same transaction as its effects.
     Committed,
-    /// The ledger has given the shard to another attempt; there is nothing to record.
-    Superseded,
 }
 
 impl End {
@@ -53,7 +56,6 @@ impl End {
     pub(super) fn word(&self) -> &'static str {
         match self {
             End::Committed => "success",
-            End::Superseded => "superseded",
             End::Record(ended) => match &ended.outcome {
                 AttemptOutcome::Success { .. } => "success",
                 AttemptOutcome::HandBack => "handed_back",
@@ -93,8 +95,9 @@ impl Attempt {
         let outcome = match result {
             Ok(ShardOutput { committed: true, .. }) => return (End::Committed, began.elapsed()),
             Ok(output) => success(output),
-            Err(e) if e.stopped && self.stop.is_cancelled() => AttemptOutcome::HandBack,
-            Err(e) if e.stopped => return (End::Superseded, began.elapsed()),
+            // Told to stop, or believing to be superseded. The ledger refuses a hand-back of what is not this attempt's any more;
+            // what still is must not stay with a worker that has dropped it.
+            Err(e) if e.stopped => AttemptOutcome::HandBack,
             Err(e) => AttemptOutcome::Failure { class: e.class, message: cut(e.message, ERROR_BYTES) },
         };
         let ended_ms = self.ports.clock.now_ms();
@@ -108,9 +111,9 @@ impl Attempt {
         loop {
             match self.heads.get(self.attempt.execution).await {
                 Ok(head) => return Ok(head),
-                Err(e @ (StoreError::Invalid(_) | StoreError::Corrupt(_))) => {
-                    return Err(ShardError::permanent(e.to_string()));
-                }
+                Err(e @ StoreError::Invalid(_)) => return Err(ShardError::permanent(e.to_string())),
+                // Perhaps written by a newer version; another worker may read it.
+                Err(e @ StoreError::Corrupt(_)) => return Err(ShardError::transient(e.to_string())),
                 Err(e) => tracing::debug!(error = %e, "the execution could not be read yet"),
             }
             tokio::select! {
@@ -176,21 +179,27 @@ impl Attempt {
             () = self.stop.cancelled() => false,
         };
         stop.cancel();
-        let late = tokio::time::timeout(STOP_GRACE, &mut task).await;
-        if late.is_err() {
-            // Dropping a future ends it at its next await; blocking code goes on and is refused when it reports.
-            task.abort();
-        }
-        match late.map(flatten) {
-            Ok(Ok(output)) => Ok(output),
-            Ok(Err(e)) if !timed_out || !e.stopped => Err(e),
-            Err(_) if !timed_out => Err(ShardError::stopped("did not stop in time and was dropped")),
+        let grace = async {
+            tokio::select! {
+                () = tokio::time::sleep(STOP_GRACE) => {}
+                () = async { self.fence.cancelled().await; tokio::time::sleep(self.fenced_grace).await } => {}
+            }
+        };
+        let late = tokio::select! {
+            joined = &mut task => Some(flatten(joined)),
+            () = grace => {
+                // Dropping a future ends it at its next await; blocking code goes on and is refused when it reports.
+                task.abort();
+                None
+            }
+        };
+        match late {
+            Some(Ok(output)) => Ok(output),
+            Some(Err(e)) if !timed_out || !e.stopped => Err(e),
+            None if !timed_out => Err(ShardError::stopped("did not stop in time and was dropped")),
             _ => Err(ShardError {
                 class: FailureClass::Timeout,
-                message: format!(
-                    "timed out after {}",
-                    shardcron_domain::units::Span(timeout.map_or(0, |t| t.as_millis() as u64))
-                ),
+                message: format!("timed out after {}", Span(timeout.map_or(0, |t| t.as_millis() as u64))),
                 stopped: false,
             }),
         }

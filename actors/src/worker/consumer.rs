@@ -39,6 +39,8 @@ pub(super) struct Parts {
     pub(super) owner: Incarnation,
     pub(super) tier: TierOptions,
     pub(super) ack_horizon: Duration,
+    /// See `Attempt::fenced_grace`.
+    pub(super) fenced_grace: Duration,
     pub(super) recorder: Addr<RecorderActor>,
     pub(super) shared: Arc<Shared>,
 }
@@ -72,6 +74,8 @@ pub(super) struct ConsumerActor {
     running: usize,
     /// Tells the handlers of this tier to stop.
     stop: CancellationToken,
+    /// Tells them, before that, that it is because of the fence.
+    fence: CancellationToken,
     draining: bool,
     fenced: bool,
     drained: Vec<oneshot::Sender<()>>,
@@ -97,6 +101,7 @@ impl ConsumerActor {
             claiming: 0,
             running: 0,
             stop: CancellationToken::new(),
+            fence: CancellationToken::new(),
             draining: false,
             fenced: false,
             drained: Vec::new(),
@@ -164,6 +169,8 @@ impl ConsumerActor {
             attempt,
             checkpoint,
             stop: self.stop.clone(),
+            fence: self.fence.clone(),
+            fenced_grace: self.parts.fenced_grace,
         };
         let me = ctx.address();
         let horizon = self.parts.ack_horizon;
@@ -210,9 +217,11 @@ impl ConsumerActor {
         }
     }
 
-    fn give_back_ready(&mut self, ctx: &mut Context<Self>) {
+    /// Hands back what is claimed and not started, but for the first `keep`.
+    fn give_back_ready(&mut self, keep: usize, ctx: &mut Context<Self>) {
         let now_ms = self.parts.ports.clock.now_ms();
-        for (attempt, _) in std::mem::take(&mut self.ready) {
+        let excess = self.ready.split_off(self.ready.len().min(keep));
+        for (attempt, _) in excess {
             let outcome = AttemptOutcome::HandBack;
             self.record(
                 Ended {
@@ -297,7 +306,7 @@ impl Handler<ClaimsSettled> for ConsumerActor {
         }
         self.settle(unwanted.into_iter());
         if self.draining {
-            self.give_back_ready(ctx);
+            self.give_back_ready(0, ctx);
             self.check_drained();
         }
         self.pump(ctx);
@@ -320,7 +329,13 @@ impl ConsumerActor {
                 }
                 None
             }
-            Err(NoClaim::Refused(Rejection::NotYet)) if !self.draining => {
+            Err(NoClaim::Refused(Rejection::NotYet)) if self.draining => {
+                let entry = self.entries.remove(&attempt)?;
+                let acker = self.acker.clone();
+                self.parts.ports.io.spawn(async move { acker.requeue(&entry.tags).await });
+                None
+            }
+            Err(NoClaim::Refused(Rejection::NotYet)) => {
                 let entry = self.entries.remove(&attempt)?;
                 ctx.run_later(TOO_EARLY, move |actor, ctx| {
                     let again = entry.tags.into_iter().map(|tag| again(attempt, tag));
@@ -365,14 +380,13 @@ impl Handler<Finished> for ConsumerActor {
         let end = if self.fenced { end.discarded() } else { end };
         self.pace.observe(took.as_secs_f64() * 1_000.0);
         telemetry::attempt(&self.parts.tier.name, end.word(), took.as_secs_f64());
+        // Work has turned long: what was claimed ahead for short work would wait here for longer than anybody expects, and be
+        // taken for hung.
+        self.give_back_ready(2 * self.pace.ahead(self.parts.tier.concurrency), ctx);
         match end {
             End::Record(ended) => self.record(ended, ctx),
             End::Committed => {
                 telemetry::recorded(&self.parts.tier.name, "success");
-                self.settle(std::iter::once(attempt));
-            }
-            End::Superseded => {
-                telemetry::refused("record", "superseded");
                 self.settle(std::iter::once(attempt));
             }
         }
@@ -446,7 +460,7 @@ impl Handler<Drain> for ConsumerActor {
         let (acker, io) = (self.acker.clone(), self.parts.ports.io.clone());
         let stopped = io.spawn(async move { acker.stop().await });
         self.requeue_held();
-        self.give_back_ready(ctx);
+        self.give_back_ready(0, ctx);
         let stop = self.stop.clone();
         ctx.run_later(limit, move |_, _| stop.cancel());
         let (done, wait) = oneshot::channel();
@@ -471,8 +485,9 @@ impl Handler<Fence> for ConsumerActor {
     fn handle(&mut self, _: Fence, ctx: &mut Self::Context) {
         self.fenced = true;
         self.draining = true;
+        self.fence.cancel();
         self.stop.cancel();
         self.requeue_held();
-        self.give_back_ready(ctx);
+        self.give_back_ready(0, ctx);
     }
 }

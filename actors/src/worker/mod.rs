@@ -116,6 +116,8 @@ impl Worker {
                 owner: incarnation,
                 tier: tier.clone(),
                 ack_horizon: options.ack_horizon,
+                // The fence comes at two thirds; the last third is for stopping, with something to spare.
+                fenced_grace: options.lost_after / 4,
                 recorder: recorder.clone(),
                 shared: shared.clone(),
             };
