@@ -18,6 +18,9 @@ pub enum Mutation {
     AckBeforeCommit,
     /// A leader whose timer fires outside its trust window does not set it again.
     ForgetTimer,
+    /// The dispatcher waits twice as long before it looks again for what the transport has lost, although this time it could not
+    /// look because the queue was not empty.
+    DoubleAnyway,
 }
 
 /// What the ledger made of a worker's or a supervisor's write.

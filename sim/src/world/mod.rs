@@ -45,7 +45,7 @@ use worker::Worker;
 pub(crate) const BEGIN_MS: i64 = 1_767_603_590_000;
 /// How long after the faults everything may take. The longest part is the dispatcher's patience with what seems to be under
 /// way, which doubles up to two minutes.
-pub const SETTLE_MS: i64 = 200_000;
+pub const SETTLE_MS: i64 = 120_000;
 /// Events of one world; beyond it something turns in a circle.
 const EVENTS_MAX: u64 = 5_000_000;
 
@@ -194,6 +194,8 @@ impl World {
                 }
                 Event::Look if at > stop + SETTLE_MS => {
                     let left = self.ledger.unfinished(stop);
+                    let (queue, workers) = (format!("{:?}", self.broker), format!("{:?}", self.workers));
+                    self.note(|| format!("{queue}\n{workers}"));
                     self.violate(InvariantId::P1, left);
                 }
                 Event::Look => self.push(at + 500, Event::Look),

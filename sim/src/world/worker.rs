@@ -282,7 +282,7 @@ impl World {
                 script.failure = Some(if permanent { FailureClass::Permanent } else { FailureClass::Transient });
             }
         } else {
-            takes = takes.min(2_000);
+            takes = takes.min(self.plan.calm_work_ms);
         }
         if let Some(limit) = timeout.filter(|limit| takes > *limit) {
             takes = limit;
