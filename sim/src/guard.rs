@@ -7,7 +7,8 @@ use shardcron_domain::invariants::{self, Violation};
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::shard::{Effect, Event, Rejection, Shard, apply};
 
-/// A guard that is taken away, to prove that it is needed and that its absence is noticed.
+/// A guard that is taken away, to prove that it is needed and that its absence is noticed. The first three are in both worlds,
+/// the others need time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutation {
     /// The ledger does not look at the attempt that a worker's write names.
