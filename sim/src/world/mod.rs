@@ -11,8 +11,8 @@
 //! S2, S3, S4, L1, L2, A1, O1 and P1, each looked at in the transaction or at the ack that could break it.
 //!
 //! # What is not covered
-//! The actix actors and the SQL: when which call is made follows the actors, written down a second time ([`scheduler`],
-//! [`dispatch`], [`worker`]). Triggers by hand, changes of a job's specification, materializing in chunks (shards are few here),
+//! The actix actors and the SQL: when which call is made follows the actors, written down a second time (`scheduler`,
+//! `dispatch`, `worker`). Triggers by hand, changes of a job's specification, materializing in chunks (shards are few here),
 //! several tiers, polling instead of RabbitMQ, a lease in the ledger, drain and hand-back at shutdown, and S5 (the domain's own
 //! tests). A worker reads an execution's head at once and without fault. The fleet is never overloaded for ever: once the faults
 //! stop, the handlers are quick enough for it to be a quarter busy. Clocks jump by seconds, not by hours: the waits of retries are wall-clock instants, so a clock that is an hour ahead
