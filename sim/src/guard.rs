@@ -7,7 +7,8 @@ use shardcron_domain::invariants::{self, Violation};
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::shard::{Effect, Event, Rejection, Shard, apply};
 
-/// A guard that is taken away, to prove that it is needed and that its absence is noticed.
+/// A guard that is taken away, to prove that it is needed and that its absence is noticed. The first three are in both worlds,
+/// the others need time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutation {
     /// The ledger does not look at the attempt that a worker's write names.
@@ -18,6 +19,9 @@ pub enum Mutation {
     AckBeforeCommit,
     /// A leader whose timer fires outside its trust window does not set it again.
     ForgetTimer,
+    /// The dispatcher waits twice as long before it looks again for what the transport has lost, although this time it could not
+    /// look because the queue was not empty.
+    DoubleAnyway,
 }
 
 /// What the ledger made of a worker's or a supervisor's write.

@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use sim::world::{self, Options};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// The protocol of Shardcron under faults, in virtual time, from seeds.
@@ -22,6 +23,15 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
+    match simulate(&mut io::stdout().lock()) {
+        Ok(0) => ExitCode::SUCCESS,
+        // A reader that has gone away has seen enough, but not that all is well.
+        Ok(_) | Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Returns how many seeds failed.
+fn simulate(out: &mut impl Write) -> io::Result<u64> {
     let arguments = Arguments::parse();
     let (first, seeds) = arguments.seed.map_or((arguments.first, arguments.seeds), |seed| (seed, 1));
     let options = Options { trace: arguments.trace, ..Options::default() };
@@ -29,12 +39,15 @@ fn main() -> ExitCode {
     let (mut executions, mut results, mut refused, mut faults) = (0, 0, 0, 0);
     for seed in first..first.saturating_add(seeds) {
         let report = world::run(seed, options);
-        report.trace.iter().for_each(|line| println!("{line}"));
+        for line in &report.trace {
+            writeln!(out, "{line}")?;
+        }
         if let Some((violation, at_ms)) = &report.broken {
             failed += 1;
-            println!(
+            writeln!(
+                out,
                 "seed {seed}: {violation} (after {at_ms} ms); replay: cargo run --release -p sim -- --seed {seed} --trace"
-            );
+            )?;
         }
         slowest_ms = slowest_ms.max(report.settled_ms);
         executions += report.executions;
@@ -42,9 +55,10 @@ fn main() -> ExitCode {
         refused += report.refused;
         faults += report.faults;
     }
-    println!(
+    writeln!(
+        out,
         "faults={faults} executions={executions} results={results} refused_writes={refused} slowest_settling_ms={slowest_ms}"
-    );
-    println!("seeds={seeds} failed={failed}");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    )?;
+    writeln!(out, "seeds={seeds} failed={failed}")?;
+    Ok(failed)
 }

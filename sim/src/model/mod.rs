@@ -10,6 +10,7 @@
 //!   not, until the ledger refuses its epoch.
 //! - The broker delivers in any order, again until the ack, and forgets or doubles what the faults say.
 //! - Faults are drawn from a budget, in any combination and at any point.
+//! - The two schedulers are interchangeable, and so are the two workers: of states that differ in such names only, one is kept.
 //!
 //! # What is proved
 //! For the bounds of the tests, in every reachable state: F1, S1, S2, S3, S4, L1, A1, O1.

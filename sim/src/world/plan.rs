@@ -81,6 +81,9 @@ pub(crate) struct Plan {
     /// The wait between two faults, at most.
     pub(crate) fault_every_ms: i64,
     pub(crate) ack_horizon_ms: i64,
+    /// How long a handler takes, at most, once the faults have stopped: a fleet that is too small for its jobs never finishes,
+    /// and that would be nobody's fault.
+    pub(crate) calm_work_ms: i64,
     pub(crate) classes: Vec<Class>,
     pub(crate) jobs: Vec<Job>,
 }
@@ -90,14 +93,19 @@ impl Plan {
         // From quiet worlds to wild ones.
         let density = dice.of(5, 60);
         let classes: Vec<Class> = CLASSES.into_iter().filter(|_| dice.percent(density)).collect();
+        let jobs: Vec<Job> = (0..dice.of(1, 4)).filter_map(|n| Job::draw(dice, n)).collect();
+        let (workers, concurrency) = (dice.of(1, 4), dice.of(1, 4));
+        let shards_per_second: f64 = jobs.iter().map(Job::shards_per_second).sum();
+        let quarter_busy_ms = (workers * concurrency) as f64 * 250.0 / shards_per_second.max(0.01);
         Plan {
             schedulers: dice.of(1, 3) as usize,
-            workers: dice.of(1, 4) as usize,
-            concurrency: dice.of(1, 4) as usize,
+            workers: workers as usize,
+            concurrency: concurrency as usize,
+            calm_work_ms: (quarter_busy_ms as i64).clamp(1, 2_000),
             chaos_ms: dice.of(30_000, 120_000),
             fault_every_ms: dice.of(1_000, 10_000),
             ack_horizon_ms: if dice.percent(30) { 3_000 } else { 600_000 },
-            jobs: (0..dice.of(1, 4)).filter_map(|n| Job::draw(dice, n)).collect(),
+            jobs,
             classes,
         }
     }
@@ -108,6 +116,12 @@ impl Plan {
 }
 
 impl Job {
+    fn shards_per_second(&self) -> f64 {
+        let second = self.schedule.next_after(self.first_ms).ok().flatten().unwrap_or(i64::MAX);
+        let period_s = second.saturating_sub(self.first_ms) as f64 / 1_000.0;
+        f64::from(self.spec.shards.count.unwrap_or(1)) / period_s
+    }
+
     fn draw(dice: &mut Dice, number: i64) -> Option<Self> {
         let seconds = |dice: &mut Dice, from, to| Span::secs(dice.of(from, to).unsigned_abs());
         let schedule = if dice.percent(30) {

@@ -276,13 +276,13 @@ impl World {
         if self.chaos {
             // A poison shard is one for each of its attempts.
             let poison = attempt.execution.0.as_u128() ^ u128::from(attempt.index);
-            script.kills = self.plan.has(Class::Poison) && poison % 29 == 0;
+            script.kills = self.plan.has(Class::Poison) && poison.is_multiple_of(29);
             if self.plan.has(Class::FailHandlers) && self.dice.percent(15) {
                 let permanent = self.dice.percent(10);
                 script.failure = Some(if permanent { FailureClass::Permanent } else { FailureClass::Transient });
             }
         } else {
-            takes = takes.min(2_000);
+            takes = takes.min(self.plan.calm_work_ms);
         }
         if let Some(limit) = timeout.filter(|limit| takes > *limit) {
             takes = limit;
