@@ -207,6 +207,29 @@ fn t_06_failing_attempts_are_retried_as_written_and_end_as_a_dead_letter() {
     }
 }
 
+/// Work that turns long is not hoarded: what was claimed ahead for short work goes back, and costs no try.
+#[test]
+fn what_is_claimed_ahead_goes_back_when_shards_turn_long() {
+    let mut cluster = Cluster::on_services();
+    cluster.set("SHARDCRON_WORKER_TIERS", "core=2");
+    cluster.apply(&(noop(2_000) + &slow(40, "1")));
+    cluster.start_all(1, 1);
+    let short = cluster.trigger("many");
+    assert_eq!(cluster.wait_end(short, BOUND).phase, Phase::Success);
+    let long = cluster.trigger("slow");
+    testkit::wait_for("claims ahead of the slots to go back", BOUND, || {
+        let row = cluster.execution(long);
+        assert!(!row.phase.is_terminal(), "it ended before anything went back: {row:?}");
+        row.succeeded > 0 && row.running.is_some_and(|r| r <= 4)
+    });
+    cluster.start("worker", "worker-2");
+    cluster.start("worker", "worker-3");
+    assert_eq!(cluster.wait_end(long, BOUND).phase, Phase::Success);
+    let shards = cluster.block_on(cluster.ledger().shards(long, 0, 100)).unwrap();
+    assert!(shards.iter().all(|s| s.failures == 0), "{shards:?}");
+    cluster.assert_exact(long, 40);
+}
+
 /// A rolling restart costs no attempt: what runs may finish, what waits is handed back (H-07's kind).
 #[test]
 fn h_02_a_drained_worker_costs_no_attempt_and_no_duplicate() {

@@ -146,6 +146,21 @@ fn g_07_large_ids_reach_the_handler_unchanged() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), r#"{"id":9007199254740993,"t":"2026-13-01"}"#);
 }
 
+/// Whatever a sender puts into `message_id` names its request, and never blocks what is behind it.
+#[test]
+fn g_06_a_message_id_of_any_length_names_the_request() {
+    let (cluster, management) = cluster();
+    let properties = json!({ "message_id": "x".repeat(200) });
+    for _ in 0..2 {
+        testkit::wait_until_some("RabbitMQ to take a message", BOUND, || {
+            management.publish("amq.default", "shardcron.triggers", "demo", &properties).ok().filter(|routed| *routed)
+        });
+    }
+    publish(&management, "amq.default", "shardcron.triggers", b"reconcile");
+    wait_executions(&cluster, "reconcile", 1);
+    assert_eq!(executions(&cluster, "demo").len(), 1);
+}
+
 /// `overlap = "skip"` holds for every way to fire: the second is answered with the execution in the way (O-05).
 #[test]
 fn o_05_a_manual_start_while_it_runs_is_skipped_with_the_running_execution() {
