@@ -52,6 +52,10 @@ pub struct Throughput {
     pub fire_to_start_samples: u64,
     /// Processor time per shard, in microseconds, by part.
     pub cpu_us_per_shard: BTreeMap<String, f64>,
+    /// All processors over that time: what the rate can't exceed on this machine. Absent where the services are not ours and so
+    /// their share is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_bound_per_second: Option<f64>,
     /// Peak resident memory by process, in MiB.
     pub rss_mib: BTreeMap<String, f64>,
     /// Counted by the oracle.
@@ -160,6 +164,9 @@ impl Throughput {
             println!("    {part:<14}{us:>8.0}");
         }
         println!("    {:<14}{total:>8.0}", "all");
+        if let Some(bound) = self.cpu_bound_per_second {
+            println!("    bound by processors: {} shards/s", grouped(bound));
+        }
         println!("  peak memory, MiB");
         for (process, mib) in &self.rss_mib {
             println!("    {process:<14}{mib:>8.1}");

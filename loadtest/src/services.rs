@@ -100,6 +100,11 @@ impl Services {
         ours.into_iter().filter_map(|(name, pid)| Some((name.to_owned(), pid?))).collect()
     }
 
+    /// Whether all three were started for this run, and so can be measured.
+    pub fn all_ours(&self) -> bool {
+        self.rabbitmq.is_some() && self.sql.is_some() && self.redis.is_some()
+    }
+
     /// Takes away what was made at servers that go on; ours end with this value.
     ///
     /// # Errors

@@ -91,6 +91,7 @@ async fn measure(session: &mut Session, shards: u32, (workers, samples): (u32, u
     let waits = oracle::fire_to_start_ms(&session.ledger, SMALL).await?;
 
     let seconds = seconds_of(&row);
+    let cpu_us_per_shard = per_shard(&before, &after, shards);
     let rate = round(if seconds > 0.0 { f64::from(row.succeeded) / seconds } else { 0.0 }, 0);
     let answer = Throughput {
         shards: shards.into(),
@@ -104,7 +105,8 @@ async fn measure(session: &mut Session, shards: u32, (workers, samples): (u32, u
         fire_ms: round(fire_seconds * 1_000.0, 1),
         fire_to_start_samples: waits.len() as u64,
         fire_to_start_ms: Percentiles::of(waits),
-        cpu_us_per_shard: per_shard(&before, &after, shards),
+        cpu_bound_per_second: cpu_bound(&cpu_us_per_shard, session.services.all_ours()),
+        cpu_us_per_shard,
         rss_mib,
         lost: count.lost,
         recorded_twice: count.recorded_twice,
@@ -131,6 +133,12 @@ fn seconds_of(row: &ExecutionRow) -> f64 {
 fn per_shard(before: &BTreeMap<String, f64>, after: &BTreeMap<String, f64>, shards: u32) -> BTreeMap<String, f64> {
     let spent = |part: &String, seconds: &f64| seconds - before.get(part).copied().unwrap_or(0.0);
     after.iter().map(|(part, s)| (part.clone(), round(spent(part, s) * 1e6 / f64::from(shards), 1))).collect()
+}
+
+/// Every processor busy with nothing but this.
+fn cpu_bound(cpu_us_per_shard: &BTreeMap<String, f64>, all_known: bool) -> Option<f64> {
+    let us: f64 = cpu_us_per_shard.values().sum();
+    (all_known && us > 0.0).then(|| round(procfs::processors() as f64 * 1e6 / us, 0))
 }
 
 fn round(value: f64, digits: i32) -> f64 {
