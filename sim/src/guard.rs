@@ -19,9 +19,8 @@ pub enum Mutation {
     AckBeforeCommit,
     /// A leader whose timer fires outside its trust window does not set it again.
     ForgetTimer,
-    /// The dispatcher waits twice as long before it looks again for what the transport has lost, although this time it could not
-    /// look because the queue was not empty.
-    DoubleAnyway,
+    /// The dispatcher hands out again only while the queue is empty, and waits twice as long after each look, whatever it saw.
+    OnlyIfEmpty,
 }
 
 /// What the ledger made of a worker's or a supervisor's write.

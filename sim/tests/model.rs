@@ -43,19 +43,19 @@ fn two_firings_with_a_fault() {
 }
 
 #[test]
-#[ignore = "a minute or two, and a gigabyte; before a release, and after a change of the protocol"]
+#[ignore = "minutes, and gigabytes; before a release, and after a change of the protocol"]
 fn two_shards_with_two_faults() {
-    explore(Bounds { faults: 2, ..WIDE }, 10_682_640);
+    explore(Bounds { faults: 2, ..WIDE }, 21_406_889);
 }
 
 #[test]
-#[ignore = "a minute or two, and a gigabyte; before a release, and after a change of the protocol"]
+#[ignore = "minutes, and gigabytes; before a release, and after a change of the protocol"]
 fn two_firings_with_two_faults() {
     explore(Bounds { faults: 2, checkpoints: false, ..LONG }, 4_737_537);
 }
 
 #[test]
-#[ignore = "a minute or two, and a gigabyte; before a release, and after a change of the protocol"]
+#[ignore = "minutes, and gigabytes; before a release, and after a change of the protocol"]
 fn one_shard_with_three_faults() {
     explore(Bounds { faults: 3, checkpoints: false, ..DEEP }, 3_237_618);
 }

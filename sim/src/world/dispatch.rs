@@ -24,18 +24,13 @@ struct Progress {
     ended: u32,
     still_since: i64,
     patience: i64,
-    asked: bool,
+    /// Looks in a row that found it standing still.
+    strikes: u32,
 }
 
 impl Progress {
     fn new(ended: u32, now: i64) -> Self {
-        Progress { ended, still_since: now, patience: REPUBLISH_AFTER_MS, asked: false }
-    }
-
-    /// Doubles with each republication, so that work which merely waits in a worker's hands is not doubled again and again.
-    fn wait_longer(&mut self, now: i64) {
-        self.still_since = now;
-        self.patience = (self.patience * 2).min(PATIENCE_MAX_MS);
+        Progress { ended, still_since: now, patience: REPUBLISH_AFTER_MS, strikes: 0 }
     }
 }
 
@@ -93,15 +88,20 @@ impl World {
                     self.deposed(s);
                 }
             }
-            Request::StrandedDepth(epoch, execution) => match reply {
-                Some(Reply::Depth(0, _)) => self.call(Node::Scheduler(s), Request::Stranded(epoch, execution)),
-                // Not now; nothing was looked for, so the next survey may ask again.
-                _ => self.asked(s, execution),
+            Request::StrandedDepth(epoch, execution, anyway) => match reply {
+                // Without a consumer it would help nobody.
+                Some(Reply::Depth(ready, consumers)) if consumers > 0 && (ready == 0 || anyway) => {
+                    self.call(Node::Scheduler(s), Request::Stranded(epoch, execution));
+                }
+                _ => {}
             },
-            Request::Stranded(epoch, execution) => {
-                self.asked(s, execution);
-                self.stranded(s, epoch, execution, reply);
-            }
+            Request::Stranded(epoch, execution) => match reply {
+                Some(Reply::Attempts(stranded)) if !stranded.is_empty() => {
+                    self.note(|| format!("scheduler {s} hands out again: {} shards of {execution}", stranded.len()));
+                    self.call(Node::Scheduler(s), Request::Publish(epoch, Why::Stranded, stranded));
+                }
+                _ => {}
+            },
             Request::Running(epoch) if of(epoch) => self.running_read(s, epoch, reply),
             Request::Workers(epoch, running) if of(epoch) => self.swept(s, epoch, &running, reply),
             Request::Reclaim(epoch, _) if of(epoch) => match reply {
@@ -231,47 +231,31 @@ impl World {
         self.step(s);
     }
 
-    fn asked(&mut self, s: usize, execution: ExecutionId) {
-        if let Some(progress) = self.schedulers[s].dispatcher.progress.get_mut(&execution) {
-            progress.asked = false;
-        }
-    }
-
-    fn stranded(&mut self, s: usize, epoch: Epoch, execution: ExecutionId, reply: Option<Reply>) {
-        let Some(Reply::Attempts(stranded)) = reply else { return };
-        if stranded.is_empty() {
-            return;
-        }
-        if let Some(progress) = self.schedulers[s].dispatcher.progress.get_mut(&execution)
-            && self.options.mutation != Some(Mutation::DoubleAnyway)
-        {
-            progress.wait_longer(self.now);
-        }
-        self.note(|| format!("scheduler {s} hands out again: {} shards of {execution}", stranded.len()));
-        self.call(Node::Scheduler(s), Request::Publish(epoch, Why::Stranded, stranded));
-    }
-
     /// Handed out, not ended, and nothing moves.
     fn find_stranded(&mut self, s: usize, active: &[ActiveRun]) {
         let Some(epoch) = self.may_act(s) else { return };
-        let (now, anyway) = (self.now, self.options.mutation == Some(Mutation::DoubleAnyway));
+        let (now, only_if_empty) = (self.now, self.options.mutation == Some(Mutation::OnlyIfEmpty));
         let progress = &mut self.schedulers[s].dispatcher.progress;
         progress.retain(|id, _| active.iter().any(|a| a.id == *id));
         let mut still = Vec::new();
-        for run in active.iter().filter(|a| a.dispatched >= a.shards_total) {
+        for run in active.iter().filter(|a| a.dispatched > 0) {
             let known = progress.entry(run.id).or_insert_with(|| Progress::new(run.ended, now));
             if known.ended != run.ended {
                 *known = Progress::new(run.ended, now);
-            } else if !known.asked && now - known.still_since >= known.patience {
-                known.asked = true;
-                if anyway {
-                    known.wait_longer(now);
+            } else if now - known.still_since >= known.patience {
+                known.still_since = now;
+                known.strikes += 1;
+                // A queue that is never empty when it is looked at must not hide what is lost for ever.
+                let anyway = known.strikes >= 3 && !only_if_empty;
+                if anyway || only_if_empty {
+                    // So that work which merely waits in a worker's hands is not doubled again and again.
+                    known.patience = (known.patience * 2).min(PATIENCE_MAX_MS);
                 }
-                still.push(run.id);
+                still.push((run.id, anyway));
             }
         }
-        for execution in still {
-            self.call(Node::Scheduler(s), Request::StrandedDepth(epoch, execution));
+        for (execution, anyway) in still {
+            self.call(Node::Scheduler(s), Request::StrandedDepth(epoch, execution, anyway));
         }
     }
 

@@ -45,10 +45,17 @@ pub(crate) struct RunningRow {
 
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug)]
+pub(crate) enum Outcome {
+    Success,
+    Failure(FailureClass),
+    HandBack,
+}
+
+/// An attempt's end, to be recorded.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
     pub(crate) attempt: AttemptRef,
-    /// `None`: well.
-    pub(crate) failure: Option<FailureClass>,
+    pub(crate) outcome: Outcome,
     pub(crate) seed: u64,
 }
 
@@ -220,10 +227,11 @@ impl Ledger {
 
     fn record(&mut self, owner: Incarnation, ends: &[End], now_ms: i64) -> Checked<Reply> {
         let mut verdicts = Vec::with_capacity(ends.len());
-        for End { attempt: at, failure, seed } in ends {
-            let event = match failure {
-                None => Event::Succeed { attempt: at.attempt, owner },
-                Some(class) => Event::Fail { attempt: at.attempt, owner, class: *class, seed: *seed },
+        for End { attempt: at, outcome, seed } in ends {
+            let event = match outcome {
+                Outcome::Success => Event::Succeed { attempt: at.attempt, owner },
+                Outcome::Failure(class) => Event::Fail { attempt: at.attempt, owner, class: *class, seed: *seed },
+                Outcome::HandBack => Event::HandBack { attempt: at.attempt, owner },
             };
             verdicts.push(self.write(*at, &event, now_ms)?);
         }

@@ -13,7 +13,7 @@
 //! # What is not covered
 //! The actix actors and the SQL: when which call is made follows the actors, written down a second time (`scheduler`,
 //! `dispatch`, `worker`). Triggers by hand, changes of a job's specification, materializing in chunks (shards are few here),
-//! several tiers, polling instead of RabbitMQ, a lease in the ledger, drain and hand-back at shutdown, and S5 (the domain's own
+//! several tiers, polling instead of RabbitMQ, a lease in the ledger, the drain at shutdown, and S5 (the domain's own
 //! tests). A worker reads an execution's head at once and without fault. The fleet is never overloaded for ever: once the faults
 //! stop, the handlers are quick enough for it to be a quarter busy. Clocks jump by seconds, not by hours: the waits of retries are wall-clock instants, so a clock that is an hour ahead
 //! delays a retry by an hour, which no bound on P1 could hold.
@@ -44,7 +44,7 @@ use worker::Worker;
 
 /// When the world begins; a Monday, shortly before a full hour.
 pub(crate) const BEGIN_MS: i64 = 1_767_603_590_000;
-/// How long after the faults everything may take; the slowest of 170,000 seeds took 113.5 s. The longest parts are the
+/// How long after the faults everything may take; the slowest of some ten thousand seeds took 106.5 s. The longest parts are the
 /// dispatcher's patience with what seems to be under way, which doubles up to two minutes, and the grace of hung attempts.
 pub const SETTLE_MS: i64 = 150_000;
 /// Events of one world; beyond it something turns in a circle.

@@ -56,8 +56,8 @@ pub(crate) enum Request {
     Fire(Epoch, Vec<Firing>),
     Active(Epoch),
     Depth(Epoch),
-    /// The depth again, before what looks stranded is asked for.
-    StrandedDepth(Epoch, ExecutionId),
+    /// The depth again, before what looks stranded is asked for; whether the queue need not be empty for that.
+    StrandedDepth(Epoch, ExecutionId, bool),
     Stranded(Epoch, ExecutionId),
     Publish(Epoch, Why, Vec<AttemptRef>),
     MarkFirsts(Epoch, Vec<(ExecutionId, u32)>),

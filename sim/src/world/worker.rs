@@ -1,7 +1,7 @@
 //! A worker, after `actors`' consumer, recorder, attempt and heartbeat.
 
 use super::World;
-use super::ledger::End;
+use super::ledger::{End, Outcome};
 use super::net::{Node, Reply, Request, Tag, Timer};
 use super::plan::Class;
 use crate::guard::Mutation;
@@ -30,7 +30,7 @@ pub(crate) fn incarnation(worker: usize, life: u32) -> Incarnation {
 #[derive(Clone, Copy, Debug)]
 struct Script {
     began: i64,
-    failure: Option<FailureClass>,
+    outcome: Outcome,
     kills: bool,
 }
 
@@ -84,7 +84,7 @@ impl World {
             }
             Timer::Fence => {
                 if must_fence(self.now - self.workers[w].last_taken, LOST_AFTER_MS) {
-                    return self.crash_worker(w, "fenced itself");
+                    return self.fence(w);
                 }
                 self.timer(node, LOST_AFTER_MS / 30, Timer::Fence);
             }
@@ -111,6 +111,7 @@ impl World {
             Request::Beat { sent } => match reply {
                 Some(_) => {
                     self.workers[w].last_taken = sent;
+                    self.begin_to_consume(w);
                     let next = (sent + LOST_AFTER_MS / 3 - self.now).max(0);
                     self.timer(Node::Worker(w), next, Timer::Beat);
                 }
@@ -145,15 +146,29 @@ impl World {
     fn start_worker(&mut self, w: usize) {
         let (now, node) = (self.now, Node::Worker(w));
         let worker = &mut self.workers[w];
-        worker.started = true;
         worker.last_taken = now;
         worker.prefetch = u16::try_from(self.plan.concurrency).unwrap_or(1);
         let prefetch = worker.prefetch;
         self.timer(node, 0, Timer::Beat);
         self.timer(node, LOST_AFTER_MS / 30, Timer::Fence);
         self.call(node, Request::Prefetch(prefetch));
-        let generation = self.broker.generation(w);
-        self.call(node, Request::Consume(generation));
+    }
+
+    /// Nobody vouches for what a worker without a heartbeat runs, so it takes nothing before its first beat is taken.
+    fn begin_to_consume(&mut self, w: usize) {
+        if !std::mem::replace(&mut self.workers[w].started, true) {
+            let generation = self.broker.generation(w);
+            self.call(Node::Worker(w), Request::Consume(generation));
+        }
+    }
+
+    /// Stops all handlers, throws their results away and hands their shards back. The ledger has the last word on each; what
+    /// does not reach it is taken back when the heartbeat is missed.
+    fn fence(&mut self, w: usize) {
+        let give = |attempt: &AttemptRef| End { attempt: *attempt, outcome: Outcome::HandBack, seed: 0 };
+        let ends: Vec<End> = self.workers[w].entries.keys().map(give).collect();
+        self.call(Node::Worker(w), Request::Record(ends));
+        self.crash_worker(w, "fenced itself");
     }
 
     pub(crate) fn delivered(&mut self, w: usize, tag: Tag, attempt: AttemptRef) {
@@ -272,21 +287,22 @@ impl World {
         let Some(job) = self.ledger.job(run.job) else { return };
         let (work_ms, timeout) = (job.work_ms, job.spec.timeout.span().map(|s| s.as_ms()));
         let mut takes = self.dice.of(1, work_ms);
-        let mut script = Script { began: self.now, failure: None, kills: false };
+        let mut script = Script { began: self.now, outcome: Outcome::Success, kills: false };
         if self.chaos {
             // A poison shard is one for each of its attempts.
             let poison = attempt.execution.0.as_u128() ^ u128::from(attempt.index);
             script.kills = self.plan.has(Class::Poison) && poison.is_multiple_of(29);
             if self.plan.has(Class::FailHandlers) && self.dice.percent(15) {
                 let permanent = self.dice.percent(10);
-                script.failure = Some(if permanent { FailureClass::Permanent } else { FailureClass::Transient });
+                let class = if permanent { FailureClass::Permanent } else { FailureClass::Transient };
+                script.outcome = Outcome::Failure(class);
             }
         } else {
             takes = takes.min(self.plan.calm_work_ms);
         }
         if let Some(limit) = timeout.filter(|limit| takes > *limit) {
             takes = limit;
-            script.failure = Some(FailureClass::Timeout);
+            script.outcome = Outcome::Failure(FailureClass::Timeout);
         }
         if let Some(limit) = timeout
             && self.chaos
@@ -294,7 +310,7 @@ impl World {
             && self.dice.percent(5)
         {
             takes = limit + FORGOTTEN_MS;
-            script.failure = None;
+            script.outcome = Outcome::Success;
         }
         let horizon = self.plan.ack_horizon_ms;
         let worker = &mut self.workers[w];
@@ -338,7 +354,11 @@ impl World {
         }
         worker.running -= 1;
         worker.pace.observe((now - script.began) as f64);
-        worker.ends.push(End { attempt, failure: script.failure, seed });
+        worker.ends.push(End { attempt, outcome: script.outcome, seed });
+        // Work has turned long: what was claimed ahead for short work would wait here for longer than anybody expects.
+        let keep = 2 * worker.pace.ahead(self.plan.concurrency);
+        let excess = worker.ready.split_off(worker.ready.len().min(keep));
+        worker.ends.extend(excess.into_iter().map(|attempt| End { attempt, outcome: Outcome::HandBack, seed: 0 }));
         self.commit_ends(w);
         self.pump(w);
     }
