@@ -86,7 +86,8 @@ pub trait Ledger: Send + Sync + 'static {
     /// Records a batch of ends, with results, history, redispatches, dead letters and the executions' counters, in one
     /// transaction. An end that is already recorded by the same attempt is refused as `Terminal` or `StaleAttempt`.
     async fn record(&self, owner: Incarnation, ends: &[Ended], now_ms: i64) -> Result<Verdicts<Recorded>>;
-    /// Moves a checkpoint by compare-and-set under the attempt's fence; adds `rows` to the shard's count.
+    /// Moves a checkpoint by compare-and-set under the attempt's fence; adds `rows` to the shard's count. A checkpoint that already
+    /// stands at `to` (the answer to an earlier call was lost) is a success that adds nothing.
     async fn advance(
         &self,
         owner: Incarnation,

@@ -184,6 +184,8 @@ async fn checkpoints_move_by_compare_and_set(world: World) {
     assert_eq!(ledger.advance(me, at, None, n(1), 1).await.unwrap(), Err(Rejection::NotRunning));
     ledger.claim(me, &[at], T0).await.unwrap();
     assert_eq!(ledger.advance(me, at, None, n(10), 10).await.unwrap(), Ok(()));
+    assert_eq!(ledger.advance(me, at, None, n(10), 10).await.unwrap(), Ok(()), "its first answer was lost");
+    assert_eq!(ledger.advance(worker(), at, None, n(10), 10).await.unwrap(), Err(Rejection::NotOwner(me)));
     assert_eq!(ledger.advance(me, at, None, n(20), 10).await.unwrap(), Err(Rejection::CheckpointGap));
     assert_eq!(ledger.advance(me, at, Some(n(10)), n(10), 10).await.unwrap(), Err(Rejection::CheckpointGap));
     assert_eq!(ledger.advance(me, at, Some(n(10)), n(20), 10).await.unwrap(), Ok(()));
