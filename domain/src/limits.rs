@@ -51,5 +51,7 @@ pub const DISPATCH_QUANTUM: u32 = 64;
 pub const REDISPATCH_BATCH: usize = 500;
 /// A worker's attempts at the same time per tier.
 pub const CONCURRENCY_MAX: usize = 1_024;
+/// Dead letters that an overview counts: every sweep of the supervisor asks, and the table only grows. This many means "or more".
+pub const DEAD_LETTERS_COUNTED: usize = 1_000;
 /// Tiers by configuration. Each has a queue, a consumer and a metric label.
 pub const TIERS_MAX: usize = 16;
