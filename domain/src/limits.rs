@@ -2,6 +2,9 @@
 
 /// Shards of one execution. A million no-op shards take some minutes; more belongs into larger shards.
 pub const SHARDS_MAX: u32 = 1_000_000;
+/// JSON of a job's list of items. It stands in the job, in each of its versions and in each of its executions, and every claim of
+/// a worker that meets the execution for the first time reads it.
+pub const SHARDS_LIST_BYTES: usize = 256 * 1024;
 /// Shard rows that are written in the firing transaction itself; the rest follows in chunks of this size, so that a job of a
 /// million shards doesn't hold the leader's row for seconds while other jobs are due (docs/decisions/0004).
 pub const SHARD_ROWS_PER_WRITE: u32 = 1_000;
