@@ -98,14 +98,21 @@ pub struct Due {
 
 /// What has come of a schedule between its recorded next instant and now.
 ///
-/// At most [`MISSED_INSTANTS`] are looked at in one call; the rest is found by the next one, from the returned next instant.
+/// If more have come than [`MISSED_INSTANTS`] and those that the policy may still fire, the oldest [`MISSED_INSTANTS`] are decided
+/// and the rest is found by the next call, from the returned next instant. The look goes further than the decision, so that what
+/// is decided does not depend on where it was cut: as many instants as may fire are known to come after it.
 ///
 /// # Errors
 /// The calendar could not be computed.
 pub fn due(schedule: &Schedule, policy: &MisfirePolicy, next_fire_ms: i64, now_ms: i64) -> Result<Due, ScheduleError> {
+    let may_fire = match policy.policy {
+        Misfire::FireAll => policy.limit as usize,
+        Misfire::FireOnce => 1,
+        Misfire::Skip => 0,
+    };
     let mut come = Vec::new();
     let mut next = Some(next_fire_ms);
-    while let Some(instant) = next.filter(|i| *i <= now_ms && come.len() < MISSED_INSTANTS) {
+    while let Some(instant) = next.filter(|i| *i <= now_ms && come.len() < MISSED_INSTANTS.saturating_add(may_fire)) {
         come.push(instant);
         next = match schedule.next_after(instant)? {
             // An engine that returns an instant that is not later would spin here for ever (case S-05).
@@ -119,16 +126,20 @@ pub fn due(schedule: &Schedule, policy: &MisfirePolicy, next_fire_ms: i64, now_m
             other => other,
         };
     }
-    let more_to_come = next.is_some_and(|n| n <= now_ms);
-    Ok(Due { intents: judge(&come, policy, now_ms, more_to_come), next_fire_ms: next })
+    let mut intents = judge(&come, policy, now_ms);
+    if next.is_some_and(|n| n <= now_ms) && intents.len() > MISSED_INSTANTS {
+        next = come.get(MISSED_INSTANTS).copied();
+        intents.truncate(MISSED_INSTANTS);
+    }
+    Ok(Due { intents, next_fire_ms: next })
 }
 
-/// `more_to_come`: this pass was cut short, so its last instant is not the latest one.
-fn judge(come: &[i64], policy: &MisfirePolicy, now_ms: i64, more_to_come: bool) -> Vec<Intent> {
+/// What should become of each. Right for all but as many of the last ones as may fire, if later instants have come, too.
+fn judge(come: &[i64], policy: &MisfirePolicy, now_ms: i64) -> Vec<Intent> {
     let missed = |instant: i64| now_ms.saturating_sub(instant) > policy.grace.as_ms();
     let late = come.iter().filter(|i| missed(**i)).count();
     // With everything else missed too, the newest missed instant is the one that fires; else a later one stands for it.
-    let fires_once = if late == come.len() && !more_to_come { late.checked_sub(1) } else { None };
+    let fires_once = if late == come.len() { late.checked_sub(1) } else { None };
     let first_of_all = late.saturating_sub(policy.limit as usize);
     come.iter()
         .enumerate()
@@ -148,7 +159,7 @@ fn judge(come: &[i64], policy: &MisfirePolicy, now_ms: i64, more_to_come: bool) 
                     DecisionKind::SkippedMisfire,
                     format!("missed by {lateness_s} s, more than the grace of {}", policy.grace),
                 ),
-                Misfire::FireAll if i >= first_of_all && !more_to_come => Intent::Fire { nominal_ms },
+                Misfire::FireAll if i >= first_of_all => Intent::Fire { nominal_ms },
                 Misfire::FireAll => record(
                     DecisionKind::SkippedMisfire,
                     format!("missed by {lateness_s} s, and beyond the {} latest that fire_all runs", policy.limit),
@@ -276,13 +287,52 @@ mod tests {
         let (mut seen, mut fired) = (0, 0);
         while next <= now {
             let due = due(&every_second, &policy, next, now).unwrap();
-            assert!(due.intents.len() <= MISSED_INSTANTS);
+            assert!(due.intents.len() <= MISSED_INSTANTS + 1);
             seen += due.intents.len();
             fired += due.intents.iter().filter(|i| matches!(i, Intent::Fire { .. })).count();
             next = due.next_fire_ms.unwrap();
         }
         // Every second has a decision; those within the grace of a minute fire, the older ones are coalesced into them.
         assert_eq!((seen, fired), (3 * 3_600 + 1, 61));
+    }
+
+    /// All passes after a downtime: what fired, how many instants have a decision, and how many passes it took.
+    fn passes(policy: &MisfirePolicy, missed: i64) -> (Vec<i64>, usize, usize) {
+        let every_second = ScheduleSpec { every: Some(Span::secs(1)), ..NONE }.compile().unwrap();
+        let (mut next, last) = (at("00:00:00"), at("00:00:00") + (missed - 1) * 1_000);
+        let now = last + 999;
+        let (mut fired, mut seen, mut passes) = (Vec::new(), 0, 0);
+        while next <= now {
+            let due = due(&every_second, policy, next, now).unwrap();
+            seen += due.intents.len();
+            fired.extend(due.intents.iter().filter_map(|i| matches!(i, Intent::Fire { .. }).then(|| i.nominal_ms())));
+            next = due.next_fire_ms.unwrap();
+            passes += 1;
+        }
+        (fired, seen, passes)
+    }
+
+    #[test]
+    fn m_02_the_latest_fire_wherever_a_pass_is_cut() {
+        for missed in [1_000, 1_001, 1_050, 1_999, 2_001, 2_050, 3_500] {
+            for (kind, limit) in [(Misfire::FireAll, 100), (Misfire::FireAll, 1_000), (Misfire::FireOnce, 100)] {
+                let policy = MisfirePolicy { policy: kind, limit, grace: Span::secs(0) };
+                let (fired, seen, _) = passes(&policy, missed);
+                let most = if kind == Misfire::FireOnce { 1 } else { i64::from(limit) };
+                let latest: Vec<i64> = (missed - most..missed).map(|i| at("00:00:00") + i * 1_000).collect();
+                assert_eq!(fired, latest, "{missed} missed, {kind:?} {limit}");
+                assert_eq!(seen as i64, missed, "each has its decision");
+            }
+        }
+    }
+
+    #[test]
+    fn m_02_what_is_within_the_grace_does_not_use_up_the_limit() {
+        // 1,051 missed by more than the grace of a minute, 60 within it: the latest 100 of the former fire with all of the latter.
+        let policy = MisfirePolicy { policy: Misfire::FireAll, limit: 100, ..MisfirePolicy::default() };
+        let (fired, seen, passes) = passes(&policy, 1_111);
+        let latest: Vec<i64> = (951..1_111).map(|i| at("00:00:00") + i * 1_000).collect();
+        assert_eq!((fired, seen, passes), (latest, 1_111, 2));
     }
 
     #[test]
