@@ -176,9 +176,10 @@ pub fn check_ack(shard: &Shard, attempt: u32, acker: Incarnation, past_horizon: 
 pub fn check_trust(now_ms: i64, lease_ends_ms: Option<i64>) -> Result<(), Violation> {
     match lease_ends_ms {
         Some(ends_ms) if now_ms < ends_ms => Ok(()),
-        Some(ends_ms) => {
-            broken(InvariantId::L2, format!("a leader acts {} ms after its lease's end", now_ms.saturating_sub(ends_ms)))
-        }
+        Some(ends_ms) => broken(
+            InvariantId::L2,
+            format!("a leader acts {} ms after its lease's end", now_ms.saturating_sub(ends_ms)),
+        ),
         None => broken(InvariantId::L2, "a leader acts while another holds the lease".into()),
     }
 }
