@@ -7,7 +7,7 @@
 use crate::ids::ExecutionId;
 use crate::job::{Misfire, MisfirePolicy, OverlapPolicy};
 use crate::limits::MISSED_INSTANTS;
-use crate::schedule::{Schedule, ScheduleError};
+use crate::schedule::{Schedule, ScheduleError, ScheduleSpec};
 use crate::units::rfc3339;
 use serde::{Deserialize, Serialize};
 
@@ -134,6 +134,33 @@ pub fn due(schedule: &Schedule, policy: &MisfirePolicy, next_fire_ms: i64, now_m
     Ok(Due { intents, next_fire_ms: next })
 }
 
+/// The next instant of a job that is changed, out of the one that it had and the one that its new schedule has after now.
+///
+/// An instant that has come and has no decision yet is kept, so that the next look decides it (F2); it is judged by the job's new
+/// version. A new schedule is evaluated from now (case S-10): where it puts instants of its own between the kept one and now, a
+/// look from the kept one would fire what never was due, and the fresh one is taken instead.
+#[must_use]
+pub fn next_after_change(
+    old: Option<&ScheduleSpec>,
+    new: Option<&ScheduleSpec>,
+    old_next: Option<i64>,
+    fresh_next: Option<i64>,
+    now_ms: i64,
+) -> Option<i64> {
+    let new = new?;
+    if old == Some(new) {
+        // None although there is a schedule: it has no instant any more, or could not be computed and may be now.
+        return old_next.or(fresh_next);
+    }
+    let waits = old.and(old_next).filter(|due| *due <= now_ms);
+    waits.filter(|due| nothing_between(new, *due, now_ms)).or(fresh_next)
+}
+
+fn nothing_between(schedule: &ScheduleSpec, from_ms: i64, now_ms: i64) -> bool {
+    let after = schedule.compile().and_then(|schedule| schedule.next_after(from_ms));
+    after.is_ok_and(|next| next.is_none_or(|next| next > now_ms))
+}
+
 /// What should become of each. Right for all but as many of the last ones as may fire, if later instants have come, too.
 fn judge(come: &[i64], policy: &MisfirePolicy, now_ms: i64) -> Vec<Intent> {
     let missed = |instant: i64| now_ms.saturating_sub(instant) > policy.grace.as_ms();
@@ -226,7 +253,6 @@ pub fn request_key(request_id: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::ScheduleSpec;
     use crate::units::{Span, parse_instant};
 
     const NONE: ScheduleSpec =
@@ -333,6 +359,42 @@ mod tests {
         let (fired, seen, passes) = passes(&policy, 1_111);
         let latest: Vec<i64> = (951..1_111).map(|i| at("00:00:00") + i * 1_000).collect();
         assert_eq!((fired, seen, passes), (latest, 1_111, 2));
+    }
+
+    #[test]
+    fn a_change_keeps_what_is_due_and_invents_nothing() {
+        let every = |mins| ScheduleSpec { every: Some(Span::mins(mins)), ..NONE };
+        let (old, new) = (every(5), every(60));
+        let (due, now, fresh) = (at("10:05:00"), at("10:05:30"), Some(at("11:00:00")));
+        let change = |old, new, old_next| next_after_change(old, new, old_next, fresh, now);
+        assert_eq!(change(Some(&old), Some(&old), Some(due)), Some(due), "another key was changed");
+        assert_eq!(change(Some(&old), Some(&old), Some(at("10:10:00"))), Some(at("10:10:00")));
+        assert_eq!(change(Some(&old), Some(&old), None), fresh, "it could not be computed before");
+        assert_eq!(change(Some(&old), Some(&new), Some(due)), Some(due), "due before the change");
+        assert_eq!(change(Some(&old), Some(&new), Some(now)), Some(now), "due at the change");
+        assert_eq!(change(Some(&old), Some(&new), Some(now + 1)), fresh, "not due yet");
+        assert_eq!(change(Some(&old), Some(&new), None), fresh);
+        assert_eq!(change(None, Some(&new), Some(due)), fresh, "it had no schedule");
+        assert_eq!(change(None, Some(&new), None), fresh);
+        assert_eq!(change(Some(&old), None, Some(due)), None);
+        assert_eq!(change(None, None, Some(due)), None);
+        let seconds = ScheduleSpec { every: Some(Span::secs(1)), ..NONE };
+        assert_eq!(
+            change(Some(&old), Some(&seconds), Some(due)),
+            fresh,
+            "29 instants of the new schedule were never due"
+        );
+    }
+
+    #[test]
+    fn s_10_a_changed_zone_is_evaluated_from_now() {
+        let monthly = |zone: &str| ScheduleSpec { cron: Some("0 5 1 * *".into()), timezone: Some(zone.into()), ..NONE };
+        let instant = |text| parse_instant(text).unwrap();
+        let now = instant("2026-05-17T16:00:00Z");
+        let (old, new) = (monthly("UTC"), monthly("Europe/Paris"));
+        let fresh = new.compile().unwrap().next_after(now).unwrap();
+        let next = next_after_change(Some(&old), Some(&new), Some(instant("2026-06-01T05:00:00Z")), fresh, now);
+        assert_eq!(next, Some(instant("2026-06-01T03:00:00Z")));
     }
 
     #[test]

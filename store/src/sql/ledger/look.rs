@@ -65,7 +65,8 @@ impl SqlLedger {
             }
         }
         // The supervisor asks this with every sweep; nobody clears dead letters for it, so the whole table must not be counted.
-        let dead = format!("SELECT COUNT(*) FROM (SELECT id FROM dead_letters LIMIT {DEAD_LETTERS_COUNTED}) AS bounded");
+        let dead =
+            format!("SELECT COUNT(*) FROM (SELECT id FROM dead_letters LIMIT {DEAD_LETTERS_COUNTED}) AS bounded");
         let dead = self.db.raw_rows(&dead).await?;
         let dead = dead.first().map_or(Ok(0), |row| row.int(0))?;
         Ok(Overview { tiers: tiers.into_values().collect(), dead: unsigned(dead) })
