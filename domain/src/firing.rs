@@ -7,7 +7,7 @@
 use crate::ids::ExecutionId;
 use crate::job::{Misfire, MisfirePolicy, OverlapPolicy};
 use crate::limits::MISSED_INSTANTS;
-use crate::schedule::{Schedule, ScheduleError};
+use crate::schedule::{Schedule, ScheduleError, ScheduleSpec};
 use crate::units::rfc3339;
 use serde::{Deserialize, Serialize};
 
@@ -98,14 +98,21 @@ pub struct Due {
 
 /// What has come of a schedule between its recorded next instant and now.
 ///
-/// At most [`MISSED_INSTANTS`] are looked at in one call; the rest is found by the next one, from the returned next instant.
+/// If more have come than [`MISSED_INSTANTS`] and those that the policy may still fire, the oldest [`MISSED_INSTANTS`] are decided
+/// and the rest is found by the next call, from the returned next instant. The look goes further than the decision, so that what
+/// is decided does not depend on where it was cut: as many instants as may fire are known to come after it.
 ///
 /// # Errors
 /// The calendar could not be computed.
 pub fn due(schedule: &Schedule, policy: &MisfirePolicy, next_fire_ms: i64, now_ms: i64) -> Result<Due, ScheduleError> {
+    let may_fire = match policy.policy {
+        Misfire::FireAll => policy.limit as usize,
+        Misfire::FireOnce => 1,
+        Misfire::Skip => 0,
+    };
     let mut come = Vec::new();
     let mut next = Some(next_fire_ms);
-    while let Some(instant) = next.filter(|i| *i <= now_ms && come.len() < MISSED_INSTANTS) {
+    while let Some(instant) = next.filter(|i| *i <= now_ms && come.len() < MISSED_INSTANTS.saturating_add(may_fire)) {
         come.push(instant);
         next = match schedule.next_after(instant)? {
             // An engine that returns an instant that is not later would spin here for ever (case S-05).
@@ -119,16 +126,47 @@ pub fn due(schedule: &Schedule, policy: &MisfirePolicy, next_fire_ms: i64, now_m
             other => other,
         };
     }
-    let more_to_come = next.is_some_and(|n| n <= now_ms);
-    Ok(Due { intents: judge(&come, policy, now_ms, more_to_come), next_fire_ms: next })
+    let mut intents = judge(&come, policy, now_ms);
+    if next.is_some_and(|n| n <= now_ms) && intents.len() > MISSED_INSTANTS {
+        next = come.get(MISSED_INSTANTS).copied();
+        intents.truncate(MISSED_INSTANTS);
+    }
+    Ok(Due { intents, next_fire_ms: next })
 }
 
-/// `more_to_come`: this pass was cut short, so its last instant is not the latest one.
-fn judge(come: &[i64], policy: &MisfirePolicy, now_ms: i64, more_to_come: bool) -> Vec<Intent> {
+/// The next instant of a job that is changed, out of the one that it had and the one that its new schedule has after now.
+///
+/// An instant that has come and has no decision yet is kept, so that the next look decides it (F2); it is judged by the job's new
+/// version. A new schedule is evaluated from now (case S-10): where it puts instants of its own between the kept one and now, a
+/// look from the kept one would fire what never was due, and the fresh one is taken instead.
+#[must_use]
+pub fn next_after_change(
+    old: Option<&ScheduleSpec>,
+    new: Option<&ScheduleSpec>,
+    old_next: Option<i64>,
+    fresh_next: Option<i64>,
+    now_ms: i64,
+) -> Option<i64> {
+    let new = new?;
+    if old == Some(new) {
+        // None although there is a schedule: it has no instant any more, or could not be computed and may be now.
+        return old_next.or(fresh_next);
+    }
+    let waits = old.and(old_next).filter(|due| *due <= now_ms);
+    waits.filter(|due| nothing_between(new, *due, now_ms)).or(fresh_next)
+}
+
+fn nothing_between(schedule: &ScheduleSpec, from_ms: i64, now_ms: i64) -> bool {
+    let after = schedule.compile().and_then(|schedule| schedule.next_after(from_ms));
+    after.is_ok_and(|next| next.is_none_or(|next| next > now_ms))
+}
+
+/// What should become of each. Right for all but as many of the last ones as may fire, if later instants have come, too.
+fn judge(come: &[i64], policy: &MisfirePolicy, now_ms: i64) -> Vec<Intent> {
     let missed = |instant: i64| now_ms.saturating_sub(instant) > policy.grace.as_ms();
     let late = come.iter().filter(|i| missed(**i)).count();
     // With everything else missed too, the newest missed instant is the one that fires; else a later one stands for it.
-    let fires_once = if late == come.len() && !more_to_come { late.checked_sub(1) } else { None };
+    let fires_once = if late == come.len() { late.checked_sub(1) } else { None };
     let first_of_all = late.saturating_sub(policy.limit as usize);
     come.iter()
         .enumerate()
@@ -148,7 +186,7 @@ fn judge(come: &[i64], policy: &MisfirePolicy, now_ms: i64, more_to_come: bool) 
                     DecisionKind::SkippedMisfire,
                     format!("missed by {lateness_s} s, more than the grace of {}", policy.grace),
                 ),
-                Misfire::FireAll if i >= first_of_all && !more_to_come => Intent::Fire { nominal_ms },
+                Misfire::FireAll if i >= first_of_all => Intent::Fire { nominal_ms },
                 Misfire::FireAll => record(
                     DecisionKind::SkippedMisfire,
                     format!("missed by {lateness_s} s, and beyond the {} latest that fire_all runs", policy.limit),
@@ -215,7 +253,6 @@ pub fn request_key(request_id: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::ScheduleSpec;
     use crate::units::{Span, parse_instant};
 
     const NONE: ScheduleSpec =
@@ -276,13 +313,88 @@ mod tests {
         let (mut seen, mut fired) = (0, 0);
         while next <= now {
             let due = due(&every_second, &policy, next, now).unwrap();
-            assert!(due.intents.len() <= MISSED_INSTANTS);
+            assert!(due.intents.len() <= MISSED_INSTANTS + 1);
             seen += due.intents.len();
             fired += due.intents.iter().filter(|i| matches!(i, Intent::Fire { .. })).count();
             next = due.next_fire_ms.unwrap();
         }
         // Every second has a decision; those within the grace of a minute fire, the older ones are coalesced into them.
         assert_eq!((seen, fired), (3 * 3_600 + 1, 61));
+    }
+
+    /// All passes after a downtime: what fired, how many instants have a decision, and how many passes it took.
+    fn passes(policy: &MisfirePolicy, missed: i64) -> (Vec<i64>, usize, usize) {
+        let every_second = ScheduleSpec { every: Some(Span::secs(1)), ..NONE }.compile().unwrap();
+        let (mut next, last) = (at("00:00:00"), at("00:00:00") + (missed - 1) * 1_000);
+        let now = last + 999;
+        let (mut fired, mut seen, mut passes) = (Vec::new(), 0, 0);
+        while next <= now {
+            let due = due(&every_second, policy, next, now).unwrap();
+            seen += due.intents.len();
+            fired.extend(due.intents.iter().filter_map(|i| matches!(i, Intent::Fire { .. }).then(|| i.nominal_ms())));
+            next = due.next_fire_ms.unwrap();
+            passes += 1;
+        }
+        (fired, seen, passes)
+    }
+
+    #[test]
+    fn m_02_the_latest_fire_wherever_a_pass_is_cut() {
+        for missed in [1_000, 1_001, 1_050, 1_999, 2_001, 2_050, 3_500] {
+            for (kind, limit) in [(Misfire::FireAll, 100), (Misfire::FireAll, 1_000), (Misfire::FireOnce, 100)] {
+                let policy = MisfirePolicy { policy: kind, limit, grace: Span::secs(0) };
+                let (fired, seen, _) = passes(&policy, missed);
+                let most = if kind == Misfire::FireOnce { 1 } else { i64::from(limit) };
+                let latest: Vec<i64> = (missed - most..missed).map(|i| at("00:00:00") + i * 1_000).collect();
+                assert_eq!(fired, latest, "{missed} missed, {kind:?} {limit}");
+                assert_eq!(seen as i64, missed, "each has its decision");
+            }
+        }
+    }
+
+    #[test]
+    fn m_02_what_is_within_the_grace_does_not_use_up_the_limit() {
+        // 1,051 missed by more than the grace of a minute, 60 within it: the latest 100 of the former fire with all of the latter.
+        let policy = MisfirePolicy { policy: Misfire::FireAll, limit: 100, ..MisfirePolicy::default() };
+        let (fired, seen, passes) = passes(&policy, 1_111);
+        let latest: Vec<i64> = (951..1_111).map(|i| at("00:00:00") + i * 1_000).collect();
+        assert_eq!((fired, seen, passes), (latest, 1_111, 2));
+    }
+
+    #[test]
+    fn a_change_keeps_what_is_due_and_invents_nothing() {
+        let every = |mins| ScheduleSpec { every: Some(Span::mins(mins)), ..NONE };
+        let (old, new) = (every(5), every(60));
+        let (due, now, fresh) = (at("10:05:00"), at("10:05:30"), Some(at("11:00:00")));
+        let change = |old, new, old_next| next_after_change(old, new, old_next, fresh, now);
+        assert_eq!(change(Some(&old), Some(&old), Some(due)), Some(due), "another key was changed");
+        assert_eq!(change(Some(&old), Some(&old), Some(at("10:10:00"))), Some(at("10:10:00")));
+        assert_eq!(change(Some(&old), Some(&old), None), fresh, "it could not be computed before");
+        assert_eq!(change(Some(&old), Some(&new), Some(due)), Some(due), "due before the change");
+        assert_eq!(change(Some(&old), Some(&new), Some(now)), Some(now), "due at the change");
+        assert_eq!(change(Some(&old), Some(&new), Some(now + 1)), fresh, "not due yet");
+        assert_eq!(change(Some(&old), Some(&new), None), fresh);
+        assert_eq!(change(None, Some(&new), Some(due)), fresh, "it had no schedule");
+        assert_eq!(change(None, Some(&new), None), fresh);
+        assert_eq!(change(Some(&old), None, Some(due)), None);
+        assert_eq!(change(None, None, Some(due)), None);
+        let seconds = ScheduleSpec { every: Some(Span::secs(1)), ..NONE };
+        assert_eq!(
+            change(Some(&old), Some(&seconds), Some(due)),
+            fresh,
+            "29 instants of the new schedule were never due"
+        );
+    }
+
+    #[test]
+    fn s_10_a_changed_zone_is_evaluated_from_now() {
+        let monthly = |zone: &str| ScheduleSpec { cron: Some("0 5 1 * *".into()), timezone: Some(zone.into()), ..NONE };
+        let instant = |text| parse_instant(text).unwrap();
+        let now = instant("2026-05-17T16:00:00Z");
+        let (old, new) = (monthly("UTC"), monthly("Europe/Paris"));
+        let fresh = new.compile().unwrap().next_after(now).unwrap();
+        let next = next_after_change(Some(&old), Some(&new), Some(instant("2026-06-01T05:00:00Z")), fresh, now);
+        assert_eq!(next, Some(instant("2026-06-01T03:00:00Z")));
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 /// Shards of one execution. A million no-op shards take some minutes; more belongs into larger shards.
 pub const SHARDS_MAX: u32 = 1_000_000;
+/// JSON of a job's list of items. It stands in the job, in each of its versions and in each of its executions, and every claim of
+/// a worker that meets the execution for the first time reads it.
+pub const SHARDS_LIST_BYTES: usize = 256 * 1024;
 /// Shard rows that are written in the firing transaction itself; the rest follows in chunks of this size, so that a job of a
 /// million shards doesn't hold the leader's row for seconds while other jobs are due (docs/decisions/0004).
 pub const SHARD_ROWS_PER_WRITE: u32 = 1_000;
@@ -51,5 +54,10 @@ pub const DISPATCH_QUANTUM: u32 = 64;
 pub const REDISPATCH_BATCH: usize = 500;
 /// A worker's attempts at the same time per tier.
 pub const CONCURRENCY_MAX: usize = 1_024;
+/// Dead letters that an overview counts: every sweep of the supervisor asks, and the table only grows. This many means "or more".
+pub const DEAD_LETTERS_COUNTED: usize = 1_000;
+/// A beat that is too old must stay so for this long by the observer's own clock (or a third of the lost-after time, if that is
+/// shorter) before its worker is lost: short, since it is added to the time in which every real loss is seen.
+pub const LOSS_CONFIRM_MS: i64 = 1_500;
 /// Tiers by configuration. Each has a queue, a consumer and a metric label.
 pub const TIERS_MAX: usize = 16;

@@ -1,6 +1,7 @@
 //! Whether a worker lives, by what the presence store and the observer's own clock say. Two hosts' clocks are never compared.
 
 use crate::ids::Incarnation;
+use crate::limits::LOSS_CONFIRM_MS;
 use std::collections::BTreeMap;
 
 /// What the presence store says of an incarnation, by its own clock.
@@ -26,11 +27,26 @@ pub enum Liveness {
     Lost,
 }
 
-/// The observer's memory of who has been absent since when. A store that was flushed forgets everybody at once; they get
-/// the whole lost-after time to show up again, instead of being declared lost all together.
+/// The observer's memory of who has been absent since when, and whose beat has been too old since when.
+///
+/// A store that was flushed forgets everybody at once; they get the whole lost-after time to show up again, instead of being
+/// declared lost all together. A store whose clock is put forward makes every beat too old at once; who lives has until
+/// [`confirm_ms`] has passed to beat again, so that a loss is seen within the lost-after time, that, and the sweeps
+/// that notice the one and the other.
+///
+/// The limit of it: a step that is larger than the lost-after time, and at which a worker's next beat is further away than
+/// [`confirm_ms`] (beats come every 5 s), still takes its shards from it. That costs a try, and no record is made twice, since the
+/// new attempt fences the old one.
 #[derive(Clone, Debug, Default)]
 pub struct Observer {
     absent_since_ms: BTreeMap<Incarnation, i64>,
+    stale_since_ms: BTreeMap<Incarnation, i64>,
+}
+
+/// How long a beat must have been too old, by the observer's own clock, until its worker is lost.
+#[must_use]
+pub fn confirm_ms(lost_after_ms: i64) -> i64 {
+    (lost_after_ms / 3).min(LOSS_CONFIRM_MS)
 }
 
 impl Observer {
@@ -39,7 +55,12 @@ impl Observer {
         match sighting {
             Sighting::Beat { age_ms } => {
                 self.absent_since_ms.remove(&who);
-                if age_ms > lost_after_ms { Liveness::Lost } else { Liveness::Alive }
+                if age_ms <= lost_after_ms {
+                    self.stale_since_ms.remove(&who);
+                    return Liveness::Alive;
+                }
+                let since = *self.stale_since_ms.entry(who).or_insert(now_ms);
+                if now_ms - since >= confirm_ms(lost_after_ms) { Liveness::Lost } else { Liveness::Suspect }
             }
             Sighting::Absent => {
                 let since = *self.absent_since_ms.entry(who).or_insert(now_ms);
@@ -51,6 +72,7 @@ impl Observer {
     /// Forgets everybody who owns nothing any more; bounds the memory.
     pub fn retain(&mut self, owners: &[Incarnation]) {
         self.absent_since_ms.retain(|who, _| owners.contains(who));
+        self.stale_since_ms.retain(|who, _| owners.contains(who));
     }
 }
 
@@ -78,10 +100,35 @@ mod tests {
     }
 
     #[test]
-    fn a_beat_that_is_too_old_is_lost_at_once() {
+    fn a_beat_that_stays_too_old_is_lost() {
         let mut observer = Observer::default();
         let who = Incarnation(uuid::Uuid::from_u128(1));
-        assert_eq!(observer.judge(who, Sighting::Beat { age_ms: 15_001 }, 15_000, 0), Liveness::Lost);
+        let mut old = |age_ms, now_ms| observer.judge(who, Sighting::Beat { age_ms }, 15_000, now_ms);
+        assert_eq!(old(15_000, 0), Liveness::Alive);
+        assert_eq!(old(15_001, 100), Liveness::Suspect);
+        assert_eq!(old(16_500, 1_599), Liveness::Suspect);
+        assert_eq!(old(16_501, 1_600), Liveness::Lost);
+        assert_eq!((confirm_ms(3_000), confirm_ms(15_000)), (1_000, 1_500), "never more than a third of lost-after");
+    }
+
+    #[test]
+    fn a_step_of_the_stores_clock_does_not_kill_who_beats_again() {
+        let mut observer = Observer::default();
+        let [lives, is_gone] = [1, 2].map(|n| Incarnation(uuid::Uuid::from_u128(n)));
+        for who in [lives, is_gone] {
+            assert_eq!(observer.judge(who, Sighting::Beat { age_ms: 2_000 }, 15_000, 0), Liveness::Alive);
+            // An hour forward, between two sweeps.
+            assert_eq!(observer.judge(who, Sighting::Beat { age_ms: 3_602_500 }, 15_000, 500), Liveness::Suspect);
+        }
+        assert_eq!(observer.judge(lives, Sighting::Beat { age_ms: 100 }, 15_000, 1_900), Liveness::Alive);
+        assert_eq!(observer.judge(is_gone, Sighting::Beat { age_ms: 3_604_000 }, 15_000, 2_000), Liveness::Lost);
+        assert_eq!(
+            observer.judge(lives, Sighting::Beat { age_ms: 3_600_200 }, 15_000, 2_000),
+            Liveness::Suspect,
+            "afresh"
+        );
+        observer.retain(&[]);
+        assert_eq!(observer.judge(is_gone, Sighting::Beat { age_ms: 3_604_500 }, 15_000, 2_500), Liveness::Suspect);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! data and the plan can't change under a checkpoint (case C-06). Invariant S5: the slices cover the data exactly.
 
 use crate::job::{RangeSpec, ShardsSpec, SpecError};
-use crate::limits::SHARDS_MAX;
+use crate::limits::{SHARDS_LIST_BYTES, SHARDS_MAX};
 use serde::{Deserialize, Serialize};
 
 /// How an execution is cut.
@@ -87,6 +87,16 @@ impl ShardPlan {
             (_, _, Some(items)) => {
                 if items.is_empty() {
                     return Err(fault(".list", "the list is empty; nothing would run"));
+                }
+                let bytes = serde_json::to_vec(items).map_or(usize::MAX, |text| text.len());
+                if bytes > SHARDS_LIST_BYTES {
+                    return Err(fault(
+                        ".list",
+                        format!(
+                            "the list has {bytes} bytes as JSON; {SHARDS_LIST_BYTES} are the most. Put the items into a table and cut \
+                             its keys with range or modulo"
+                        ),
+                    ));
                 }
                 let most = u32::try_from(items.len()).unwrap_or(u32::MAX);
                 let count = spec.count.unwrap_or(most);
@@ -191,6 +201,19 @@ mod tests {
             spec(ShardsSpec { range, size: Some(3), ..Default::default() }),
             Ok(ShardPlan::Range { from: 1, to: 10, count: 4 })
         );
+    }
+
+    #[test]
+    fn a_list_is_bounded_by_its_json() {
+        let of = |bytes: usize| {
+            // The brackets and quotes of two items and the comma between them are seven bytes.
+            let list = Some(vec!["x".repeat(bytes - 8), "y".into()]);
+            ShardPlan::from_spec(&ShardsSpec { list, ..Default::default() })
+        };
+        assert_eq!(of(SHARDS_LIST_BYTES).map(|plan| plan.count()), Ok(2));
+        let error = of(SHARDS_LIST_BYTES + 1).unwrap_err();
+        assert_eq!(error.key, ".list");
+        assert!(error.message.contains("262145 bytes") && error.message.contains("range or modulo"), "{error}");
     }
 
     proptest! {

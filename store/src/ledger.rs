@@ -42,7 +42,8 @@ pub trait Ledger: Send + Sync + 'static {
     // ---- jobs ---------------------------------------------------------------------------------------------------------
 
     /// Creates or updates jobs, in one transaction. With each comes the next instant that its schedule would have from now; it is
-    /// taken for a new or changed job only. Bumps the jobs' revision if anything changed. `who` goes into the audit table.
+    /// taken for a new job, and for a changed one by the rule of [`next_after_change`](shardcron_domain::firing::next_after_change),
+    /// which keeps an instant that is due. Bumps the jobs' revision if anything changed. `who` goes into the audit table.
     async fn apply_jobs(&self, jobs: &[(JobSpec, Option<i64>)], who: &str, now_ms: i64) -> Result<Vec<Applied>>;
     /// All jobs, by name.
     async fn jobs(&self) -> Result<Vec<JobRecord>>;
@@ -86,7 +87,8 @@ pub trait Ledger: Send + Sync + 'static {
     /// Records a batch of ends, with results, history, redispatches, dead letters and the executions' counters, in one
     /// transaction. An end that is already recorded by the same attempt is refused as `Terminal` or `StaleAttempt`.
     async fn record(&self, owner: Incarnation, ends: &[Ended], now_ms: i64) -> Result<Verdicts<Recorded>>;
-    /// Moves a checkpoint by compare-and-set under the attempt's fence; adds `rows` to the shard's count.
+    /// Moves a checkpoint by compare-and-set under the attempt's fence; adds `rows` to the shard's count. A checkpoint that already
+    /// stands at `to` (the answer to an earlier call was lost) is a success that adds nothing.
     async fn advance(
         &self,
         owner: Incarnation,

@@ -419,7 +419,8 @@ pub struct StoredTrigger {
 pub struct Overview {
     /// By tier.
     pub tiers: Vec<TierOverview>,
-    /// Dead letters that wait for a person.
+    /// Dead letters that wait for a person; 1,000 ([`DEAD_LETTERS_COUNTED`](shardcron_domain::limits::DEAD_LETTERS_COUNTED)) means
+    /// 1,000 or more.
     pub dead: u64,
 }
 

@@ -18,6 +18,7 @@ conformance!(
     l1_a_deposed_leader_writes_nothing,
     a_01_applying_the_same_jobs_changes_nothing,
     a_changed_job_makes_its_intents_stale,
+    a_changed_job_keeps_what_is_due,
     m_06_one_unreadable_job_does_not_hide_the_others,
     i_02_fire_keys_that_differ_in_blanks_are_different,
     i_07_keys_are_compared_and_parameters_are_not,
@@ -128,7 +129,7 @@ async fn a_01_applying_the_same_jobs_changes_nothing(world: World) {
         let batch: Vec<_> = specs.iter().map(|s| (s.clone(), Some(next))).collect();
         ledger.apply_jobs(&batch, "ci", T0).await.unwrap()
     };
-    let mut specs = vec![spec("a"), spec("b")];
+    let mut specs = vec![scheduled("a", 5), scheduled("b", 5)];
     assert!(apply(&specs, T0).await.iter().all(|a| a.outcome == ApplyOutcome::Created && a.version == 1));
     let revision = ledger.jobs_revision().await.unwrap();
     for n in 1..10 {
@@ -142,7 +143,8 @@ async fn a_01_applying_the_same_jobs_changes_nothing(world: World) {
     let jobs = ledger.jobs().await.unwrap();
     assert_eq!(
         jobs.iter().map(|j| (j.version, j.next_fire_ms)).collect::<Vec<_>>(),
-        [(1, Some(T0)), (2, Some(T0 + 99))]
+        [(1, Some(T0)), (2, Some(T0))],
+        "the schedule is the same, and so is what was due"
     );
     assert_ne!(ledger.jobs_revision().await.unwrap(), revision);
     let twice = [(spec("a"), None), (spec("a"), None)];
@@ -150,14 +152,40 @@ async fn a_01_applying_the_same_jobs_changes_nothing(world: World) {
 }
 
 use shardcron_domain::JobSpec;
+use shardcron_domain::schedule::ScheduleSpec;
+use shardcron_domain::units::Span;
+
+fn scheduled(name: &str, mins: u64) -> JobSpec {
+    let every = ScheduleSpec { every: Some(Span::mins(mins)), ..ScheduleSpec::default() };
+    JobSpec { schedule: Some(every), ..spec(name) }
+}
+
+async fn a_changed_job_keeps_what_is_due(world: World) {
+    let ledger = &world.ledger;
+    let change = async |spec: JobSpec, fresh, now| {
+        ledger.apply_jobs(&[(spec, fresh)], "ci", now).await.unwrap();
+        ledger.job("job").await.unwrap().unwrap().next_fire_ms
+    };
+    assert_eq!(change(scheduled("job", 5), Some(T0), T0 - 1).await, Some(T0));
+    let other_tier = JobSpec { tier: "bulk".into(), ..scheduled("job", 5) };
+    assert_eq!(change(other_tier, Some(T0 + 300_000), T0 + 10).await, Some(T0), "due, and only the tier is another");
+    assert_eq!(
+        change(scheduled("job", 60), Some(T0 + 3_600_000), T0 + 20).await,
+        Some(T0),
+        "due under either schedule"
+    );
+    assert_eq!(change(spec("job"), None, T0 + 30).await, None, "no schedule any more");
+    assert_eq!(change(scheduled("job", 5), Some(T0 + 300_000), T0 + 40).await, Some(T0 + 300_000));
+    assert_eq!(change(scheduled("job", 7), Some(T0 + 420_000), T0 + 50).await, Some(T0 + 420_000), "not due: from now");
+    ledger.execute_script("UPDATE jobs SET spec = '{}', next_fire_ms = 1").await.unwrap();
+    assert_eq!(change(scheduled("job", 9), Some(T0 + 540_000), T0 + 60).await, Some(T0 + 540_000), "unreadable");
+}
 
 async fn a_changed_job_makes_its_intents_stale(world: World) {
     let ledger = &world.ledger;
     let job = apply(ledger, "job").await;
     let epoch = ledger.begin_epoch("a", T0).await.unwrap();
-    let mut changed = spec("job");
-    changed.tier = "bulk".into();
-    ledger.apply_jobs(&[(changed, Some(T0 + 5))], "ci", T0).await.unwrap();
+    ledger.apply_jobs(&[(scheduled("job", 5), Some(T0 + 5))], "ci", T0).await.unwrap();
     let (_, mut old) = skip_intent(job, "1");
     old.next_fire_ms = Some(Some(T0 + 77));
     assert_eq!(fire_one(ledger, epoch, old).await, FireOutcome::Stale);

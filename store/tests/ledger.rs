@@ -27,6 +27,7 @@ conformance!(
     stranded_shards_are_found,
     triggers_wait_until_they_are_settled,
     overview_counts_tiers,
+    overview_counts_dead_letters_up_to_a_bound,
 );
 
 async fn a_shard_goes_its_way(world: World) {
@@ -184,6 +185,8 @@ async fn checkpoints_move_by_compare_and_set(world: World) {
     assert_eq!(ledger.advance(me, at, None, n(1), 1).await.unwrap(), Err(Rejection::NotRunning));
     ledger.claim(me, &[at], T0).await.unwrap();
     assert_eq!(ledger.advance(me, at, None, n(10), 10).await.unwrap(), Ok(()));
+    assert_eq!(ledger.advance(me, at, None, n(10), 10).await.unwrap(), Ok(()), "its first answer was lost");
+    assert_eq!(ledger.advance(worker(), at, None, n(10), 10).await.unwrap(), Err(Rejection::NotOwner(me)));
     assert_eq!(ledger.advance(me, at, None, n(20), 10).await.unwrap(), Err(Rejection::CheckpointGap));
     assert_eq!(ledger.advance(me, at, Some(n(10)), n(10), 10).await.unwrap(), Err(Rejection::CheckpointGap));
     assert_eq!(ledger.advance(me, at, Some(n(10)), n(20), 10).await.unwrap(), Ok(()));
@@ -305,6 +308,19 @@ async fn triggers_wait_until_they_are_settled(world: World) {
     ledger.settle_triggers(&[first[0].id, first[1].id]).await.unwrap();
     ledger.settle_triggers(&[first[0].id]).await.unwrap();
     assert_eq!(ledger.triggers(9).await.unwrap()[0].payload, b"three");
+}
+
+async fn overview_counts_dead_letters_up_to_a_bound(world: World) {
+    let ledger = &world.ledger;
+    let bound = i64::try_from(shardcron_domain::limits::DEAD_LETTERS_COUNTED).unwrap();
+    let letters = |n: i64| {
+        let row = |_| vec![SqlArg::Text("message".into()), SqlArg::Int(T0), SqlArg::Text("no job".into())];
+        ledger.insert_rows("dead_letters", &["kind", "at_ms", "reason"], (0..n).map(row).collect())
+    };
+    letters(bound - 1).await.unwrap();
+    assert_eq!(ledger.overview().await.unwrap().dead, bound.unsigned_abs() - 1);
+    letters(6).await.unwrap();
+    assert_eq!(ledger.overview().await.unwrap().dead, bound.unsigned_abs());
 }
 
 async fn overview_counts_tiers(world: World) {

@@ -8,6 +8,7 @@ use crate::sql::bulk::{Bulk, kept};
 use crate::sql::fault::{Fault, Kind, Outcome};
 use crate::sql::pool::Tx;
 use crate::sql::value::{Row, Value};
+use shardcron_domain::firing::next_after_change;
 use shardcron_domain::{JobId, JobSpec};
 use std::collections::{BTreeSet, HashMap};
 
@@ -32,6 +33,15 @@ struct Stored {
     id: i64,
     version: u32,
     spec: String,
+    next_fire_ms: Option<i64>,
+}
+
+impl Stored {
+    /// The next instant under the new specification. A stored one that can't be read says nothing of what was due.
+    fn next_under(&self, new: &JobSpec, fresh: Option<i64>, now_ms: i64) -> Option<i64> {
+        let Ok(old) = serde_json::from_str::<JobSpec>(&self.spec) else { return fresh };
+        next_after_change(old.schedule.as_ref(), new.schedule.as_ref(), self.next_fire_ms, fresh, now_ms)
+    }
 }
 
 impl SqlLedger {
@@ -119,7 +129,8 @@ async fn apply(tx: &mut Tx, jobs: &[(JobSpec, Option<i64>)], who: &str, now_ms: 
             Some(old) => (old.version.saturating_add(1), ApplyOutcome::Updated),
             None => (1, ApplyOutcome::Created),
         };
-        let before = stored.get(&spec.name).map(|old| old.spec.as_str());
+        let old = stored.get(&spec.name);
+        let before = old.map(|old| old.spec.as_str());
         match outcome {
             ApplyOutcome::Unchanged => {}
             ApplyOutcome::Created => {
@@ -129,7 +140,8 @@ async fn apply(tx: &mut Tx, jobs: &[(JobSpec, Option<i64>)], who: &str, now_ms: 
             }
             ApplyOutcome::Updated => {
                 let update = "UPDATE jobs SET version = ?, spec = ?, next_fire_ms = ? WHERE name = ?";
-                let args = [version.into(), text.as_str().into(), (*next_fire_ms).into(), spec.name.as_str().into()];
+                let next = old.map_or(*next_fire_ms, |old| old.next_under(spec, *next_fire_ms, now_ms));
+                let args = [version.into(), text.as_str().into(), next.into(), spec.name.as_str().into()];
                 tx.run(update, &args).await?;
                 audit.note(tx, "update", &spec.name, (before, Some(&text)));
             }
@@ -154,12 +166,13 @@ async fn read_stored(tx: &mut Tx, names: &[&str]) -> Outcome<HashMap<String, Sto
     for chunk in names.chunks(NAMES) {
         let holes = vec!["?"; chunk.len()].join(",");
         let sql = format!(
-            "SELECT name, id, version, spec FROM jobs WHERE name IN ({holes}) ORDER BY id{}",
+            "SELECT name, id, version, spec, next_fire_ms FROM jobs WHERE name IN ({holes}) ORDER BY id{}",
             tx.dialect().for_update()
         );
         let args: Vec<Value> = chunk.iter().map(|name| Value::from(*name)).collect();
         for row in tx.rows(&sql, &args).await? {
-            stored.insert(row.text(0)?, Stored { id: row.int(1)?, version: row.count(2)?, spec: row.text(3)? });
+            let (id, version, spec) = (row.int(1)?, row.count(2)?, row.text(3)?);
+            stored.insert(row.text(0)?, Stored { id, version, spec, next_fire_ms: row.opt_int(4)? });
         }
     }
     Ok(stored)

@@ -92,6 +92,10 @@ impl SqlLedger {
         let mut tx = self.db.begin().await?;
         let held = read_shards_of(&mut tx, [attempt.shard()], "").await?;
         let Some(Held { shard, .. }) = held.get(&attempt.shard()) else { return Ok(Err(Rejection::NoSuchShard)) };
+        // An earlier try was committed and its answer lost: the checkpoint stands there, and its rows are counted.
+        if forward && stands(shard, owner, attempt, to) {
+            return Ok(Ok(()));
+        }
         match apply(shard, &event, &RetryPolicy::default(), 0) {
             Err(rejection) => Ok(Err(rejection)),
             Ok(_) => Err(Fault::Moved),
@@ -125,6 +129,14 @@ impl SqlLedger {
         tx.commit().await.map_err(Fault::once)?;
         Ok(Ok(SqlDone { rows, recorded }))
     }
+}
+
+/// Whether the attempt runs at this owner and has got exactly here.
+fn stands(shard: &Shard, owner: Incarnation, attempt: AttemptRef, to: &Checkpoint) -> bool {
+    shard.phase == Phase::Running
+        && shard.attempt == attempt.attempt
+        && shard.owner == Some(owner)
+        && shard.checkpoint.as_ref() == Some(to)
 }
 
 fn advance_event(owner: Incarnation, attempt: AttemptRef, (from, to): (Option<&Checkpoint>, &Checkpoint)) -> Event {
