@@ -105,6 +105,64 @@ async fn a_connection_cut_in_a_transaction_leaves_nothing_or_all() {
     drop(server);
 }
 
+/// A network that swallows, or a server that lost its power: no FIN ever comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_vanished_is_not_waited_for() {
+    let server = blocking(testkit::Sql::start).await.unwrap();
+    let port = server.port();
+    let mut relay = blocking(move || testkit::Relay::start(port)).await.unwrap();
+    let direct = SqlLedger::connect(&server.url(), SqlOptions::default()).await.unwrap();
+    direct.migrate().await.unwrap();
+    let (epoch, job, id) = fired(&direct, 10).await;
+    // One connection: if the pool kept the dead one, nothing would work again.
+    let options = SqlOptions {
+        max_connections: 1,
+        call_timeout: Duration::from_millis(400),
+        acquire_timeout: Duration::from_secs(1),
+        ..SqlOptions::default()
+    };
+    let ledger = SqlLedger::connect(&server.url_through(relay.port()), options).await.unwrap();
+    let me = worker();
+    // The server lives and does not answer: somebody holds the row.
+    let other =
+        SqlLedger::connect(&server.url(), SqlOptions { max_connections: 1, ..SqlOptions::default() }).await.unwrap();
+    other.execute_script("START TRANSACTION; SELECT shard_index FROM shards FOR UPDATE").await.unwrap();
+    let began = Instant::now();
+    let error = ledger.claim(me, &[attempt(id, 9, 1)], T0).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Unavailable { detail, .. } if detail.contains("not answered")), "{error:?}");
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    other.execute_script("COMMIT").await.unwrap();
+    assert!(ledger.claim(me, &[attempt(id, 9, 1)], T0).await.unwrap()[0].is_ok());
+    for round in 0..3 {
+        let at = attempt(id, round, 1);
+        let new = new_execution(1, shardcron_domain::job::OverlapPolicy::Allow);
+        let due = [intent(job, &round.to_string(), new)];
+        ledger.claim(me, &[at], T0).await.unwrap();
+        relay.stall();
+        let began = Instant::now();
+        let call = async {
+            match round {
+                0 => ledger.claim(me, &[at], T0).await.map(drop),
+                1 => ledger.fire(epoch, &due, T0).await.map(drop),
+                _ => ledger.record(me, &[success(at)], T0).await.map(drop),
+            }
+        };
+        let answer = tokio::time::timeout(Duration::from_secs(10), call).await.expect("it waits for ever");
+        let error = answer.unwrap_err();
+        assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        relay.heal().unwrap();
+        assert!(ledger.claim(me, &[at], T0).await.is_ok(), "round {round}");
+    }
+    // An answer that is given up by whoever waited for it leaves nothing behind either.
+    relay.stall_answers();
+    let gone = tokio::time::timeout(Duration::from_millis(100), ledger.claim(me, &[attempt(id, 5, 1)], T0)).await;
+    assert!(gone.is_err());
+    relay.heal().unwrap();
+    assert!(ledger.claim(me, &[attempt(id, 5, 1)], T0).await.unwrap()[0].is_ok());
+    drop(server);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn b_05_several_processes_share_a_file() {
     let world = sqlite().await;

@@ -37,7 +37,7 @@ pub(crate) async fn migrate(db: &Db) -> Outcome<()> {
             migrator(SQLITE).run_direct(None, &mut *tx, false).await.map_err(migration_fault)?;
             tx.commit().await.map_err(|e| classify(&e))
         }
-        Db::MySql(pool) => {
+        Db::MySql { pool, .. } => {
             let mut connection = pool.acquire().await.map_err(|e| classify(&e))?;
             locked(
                 &mut connection,

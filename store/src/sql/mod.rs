@@ -31,6 +31,10 @@ pub struct SqlOptions {
     pub max_connections: u32,
     /// How long a call waits for a free connection.
     pub acquire_timeout: Duration,
+    /// How long MySQL or MariaDB has for one statement. A server that vanished without a word would else be waited for until the
+    /// kernel gives up, a quarter of an hour. Longer than `innodb_lock_wait_timeout`, which is 10 s here. A user's own statements
+    /// and migrations have no limit, and SQLite has none: it can't vanish.
+    pub call_timeout: Duration,
     /// How long SQLite waits for another process that writes.
     pub busy_timeout: Duration,
 }
@@ -40,6 +44,7 @@ impl Default for SqlOptions {
         SqlOptions {
             max_connections: 8,
             acquire_timeout: Duration::from_secs(5),
+            call_timeout: Duration::from_secs(30),
             busy_timeout: Duration::from_secs(10),
         }
     }
@@ -82,7 +87,7 @@ impl SqlLedger {
     /// # Errors
     /// [`StoreError::Statement`] with the server's words.
     pub async fn execute_script(&self, text: &str) -> Result<()> {
-        self.db.raw(text).await.map(drop).map_err(statement_error)
+        self.db.script(text).await.map(drop).map_err(statement_error)
     }
 
     /// Inserts rows in few large statements. `table` and `columns` are pasted: they must not come from outside.

@@ -8,23 +8,95 @@ use crate::error::StoreError;
 use futures_util::TryStreamExt as _;
 use sqlx::Either;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, MySql, MySqlPool, Sqlite, SqlitePool, Transaction};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Connection as _, MySql, MySqlConnection, MySqlPool, Sqlite, SqlitePool,
+    Transaction,
+};
 use std::path::Path;
 use std::str::FromStr as _;
 use std::time::Duration;
+use tokio::time::error::Elapsed;
 
 /// The pools. SQLite has one writer, since it can't have two; its readers don't wait for the writer (WAL).
 #[derive(Clone, Debug)]
 pub(crate) enum Db {
-    MySql(MySqlPool),
+    MySql { pool: MySqlPool, limit: Duration },
     Sqlite { writer: SqlitePool, readers: SqlitePool },
 }
 
 /// A transaction. Dropped without a commit, it is rolled back.
 pub(crate) enum Tx {
-    MySql(Transaction<'static, MySql>),
+    MySql(Loan),
     Sqlite(Transaction<'static, Sqlite>),
+}
+
+/// A pooled connection to a server that may vanish without a word, and the time that each of its statements has.
+///
+/// sqlx pings a connection before it takes it back, with no limit: one whose answer never comes would take its place in the pool
+/// with it. So one that is given up in the middle of a statement, by the limit or by whoever waited for it, is closed instead.
+/// The transaction is our own, too, since sqlx's can't be asked to do that.
+pub(crate) struct Loan {
+    connection: Option<PoolConnection<MySql>>,
+    limit: Option<Duration>,
+    answering: bool,
+    in_transaction: bool,
+}
+
+impl Loan {
+    async fn of(pool: &MySqlPool, limit: Option<Duration>) -> Outcome<Self> {
+        let connection = pool.acquire().await.map_err(|e| Dialect::MySql.classify(&e))?;
+        Ok(Loan { connection: Some(connection), limit, answering: false, in_transaction: false })
+    }
+
+    /// The connection, for one statement; until [`Self::answered`] it counts as lost.
+    fn ask(&mut self) -> Outcome<&mut MySqlConnection> {
+        self.answering = true;
+        self.connection.as_deref_mut().ok_or_else(|| Fault::corrupt("a connection that was given back is used".into()))
+    }
+
+    fn answered<T>(&mut self, answer: std::result::Result<sqlx::Result<T>, Elapsed>) -> Outcome<T> {
+        match answer {
+            Ok(answer) => {
+                self.answering = false;
+                answer.map_err(|e| Dialect::MySql.classify(&e))
+            }
+            // Final: what did not answer in this time would not answer to a second try, and the caller must hear of it.
+            Err(_) => Err(Fault::Final(StoreError::Unavailable {
+                store: "ledger",
+                detail: format!("the database has not answered within {:?}", self.limit.unwrap_or_default()),
+            })),
+        }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        let Some(mut connection) = self.connection.take() else { return };
+        let runtime = tokio::runtime::Handle::try_current();
+        let (false, Ok(runtime)) = (self.answering, runtime) else { return drop(connection.detach()) };
+        let (wait, roll_back) = (self.limit.unwrap_or(RETURN_WAIT).min(RETURN_WAIT), self.in_transaction);
+        runtime.spawn(async move {
+            let rolled_back = async { !roll_back || sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await.is_ok() };
+            if !matches!(tokio::time::timeout(wait, rolled_back).await, Ok(true)) {
+                return drop(connection.detach());
+            }
+            // Its ping is what must not last for ever; given up, the connection is closed and its place is free.
+            drop(tokio::time::timeout(wait, connection.return_to_pool()).await);
+        });
+    }
+}
+
+/// One statement on a loan, within its limit.
+macro_rules! ask {
+    ($loan:expr, $connection:ident => $work:expr) => {{
+        let loan: &mut Loan = $loan;
+        let limit = loan.limit.unwrap_or(NO_LIMIT);
+        let $connection = loan.ask()?;
+        let answer = tokio::time::timeout(limit, $work).await;
+        loan.answered(answer)
+    }};
 }
 
 macro_rules! bound {
@@ -63,13 +135,17 @@ macro_rules! collect {
 
 /// Bytes that are sent together at most: below the smallest `max_allowed_packet` in use.
 const BATCH_BYTES: usize = 512 * 1024;
+/// How long a rollback, or the ping before a connection is taken back, may last before the connection is closed instead.
+const RETURN_WAIT: Duration = Duration::from_secs(5);
+/// For statements of people's own. Longer than anything waits.
+const NO_LIMIT: Duration = Duration::from_secs(365 * 86_400);
 /// Idle for longer than this, a pooled connection is asked whether it still lives before it is used (case B-01).
 const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
 
 impl Db {
     pub(crate) fn dialect(&self) -> Dialect {
         match self {
-            Db::MySql(_) => Dialect::MySql,
+            Db::MySql { .. } => Dialect::MySql,
             Db::Sqlite { .. } => Dialect::Sqlite,
         }
     }
@@ -105,7 +181,7 @@ impl Db {
             .connect_with(connect)
             .await
             .map_err(|e| Dialect::MySql.classify(&e))?;
-        Ok(Db::MySql(pool))
+        Ok(Db::MySql { pool, limit: options.call_timeout })
     }
 
     pub(crate) async fn sqlite(path: &str, options: &SqlOptions) -> Outcome<Self> {
@@ -128,7 +204,12 @@ impl Db {
     pub(crate) async fn begin(&self) -> Outcome<Tx> {
         let begin = self.dialect().begin();
         Ok(match self {
-            Db::MySql(pool) => Tx::MySql(pool.begin_with(begin).await.map_err(|e| Dialect::MySql.classify(&e))?),
+            Db::MySql { pool, limit } => {
+                let mut loan = Loan::of(pool, Some(*limit)).await?;
+                ask!(&mut loan, connection => sqlx::raw_sql(begin).execute(connection))?;
+                loan.in_transaction = true;
+                Tx::MySql(loan)
+            }
             Db::Sqlite { writer, .. } => {
                 Tx::Sqlite(writer.begin_with(begin).await.map_err(|e| Dialect::Sqlite.classify(&e))?)
             }
@@ -138,8 +219,10 @@ impl Db {
     /// Rows, outside a transaction.
     pub(crate) async fn rows(&self, text: &str, args: &[Value]) -> Outcome<Vec<Row>> {
         let read = match self {
-            Db::MySql(pool) => {
-                bound!(text, args).fetch_all(pool).await.and_then(|rows| rows.iter().map(from_mysql).collect())
+            Db::MySql { pool, limit } => {
+                let mut loan = Loan::of(pool, Some(*limit)).await?;
+                let rows = ask!(&mut loan, connection => bound!(text, args).fetch_all(connection))?;
+                rows.iter().map(from_mysql).collect()
             }
             Db::Sqlite { readers, .. } => {
                 bound!(text, args).fetch_all(readers).await.and_then(|rows| rows.iter().map(from_sqlite).collect())
@@ -152,7 +235,11 @@ impl Db {
     pub(crate) async fn raw_rows(&self, text: &str) -> Outcome<Vec<Row>> {
         let query = sqlx::raw_sql(AssertSqlSafe(text.to_owned()));
         let read = match self {
-            Db::MySql(pool) => query.fetch_all(pool).await.and_then(|rows| rows.iter().map(from_mysql).collect()),
+            Db::MySql { pool, limit } => {
+                let mut loan = Loan::of(pool, Some(*limit)).await?;
+                let rows = ask!(&mut loan, connection => query.fetch_all(connection))?;
+                rows.iter().map(from_mysql).collect()
+            }
             Db::Sqlite { readers, .. } => {
                 query.fetch_all(readers).await.and_then(|rows| rows.iter().map(from_sqlite).collect())
             }
@@ -163,7 +250,11 @@ impl Db {
     /// A write that is its own transaction; the count of rows that it matched.
     pub(crate) async fn run(&self, text: &str, args: &[Value]) -> Outcome<u64> {
         let done = match self {
-            Db::MySql(pool) => bound!(text, args).execute(pool).await.map(|d| d.rows_affected()),
+            Db::MySql { pool, limit } => {
+                let mut loan = Loan::of(pool, Some(*limit)).await?;
+                return ask!(&mut loan, connection => bound!(text, args).execute(connection))
+                    .map(|d| d.rows_affected());
+            }
             Db::Sqlite { writer, .. } => bound!(text, args).execute(writer).await.map(|d| d.rows_affected()),
         };
         done.map_err(|e| self.dialect().classify(&e))
@@ -171,9 +262,25 @@ impl Db {
 
     /// The same for a text without parameters, not prepared.
     pub(crate) async fn raw(&self, text: &str) -> Outcome<u64> {
+        let limit = match self {
+            Db::MySql { limit, .. } => Some(*limit),
+            Db::Sqlite { .. } => None,
+        };
+        self.raw_within(text, limit).await
+    }
+
+    /// The same for a text that may take as long as it likes.
+    pub(crate) async fn script(&self, text: &str) -> Outcome<u64> {
+        self.raw_within(text, None).await
+    }
+
+    async fn raw_within(&self, text: &str, limit: Option<Duration>) -> Outcome<u64> {
         let query = sqlx::raw_sql(AssertSqlSafe(text.to_owned()));
         let done = match self {
-            Db::MySql(pool) => query.execute(pool).await.map(|d| d.rows_affected()),
+            Db::MySql { pool, .. } => {
+                let mut loan = Loan::of(pool, limit).await?;
+                return ask!(&mut loan, connection => query.execute(connection)).map(|d| d.rows_affected());
+            }
             Db::Sqlite { writer, .. } => query.execute(writer).await.map(|d| d.rows_affected()),
         };
         done.map_err(|e| self.dialect().classify(&e))
@@ -188,10 +295,19 @@ impl Tx {
         }
     }
 
+    /// Changes the time that each statement has, and returns what it was: `None` for as long as it likes. SQLite has no limit.
+    pub(crate) fn limit(&mut self, limit: Option<Duration>) -> Option<Duration> {
+        match self {
+            Tx::MySql(loan) => std::mem::replace(&mut loan.limit, limit),
+            Tx::Sqlite(_) => None,
+        }
+    }
+
     pub(crate) async fn rows(&mut self, text: &str, args: &[Value]) -> Outcome<Vec<Row>> {
         let read = match self {
             Tx::MySql(tx) => {
-                bound!(text, args).fetch_all(&mut **tx).await.and_then(|rows| rows.iter().map(from_mysql).collect())
+                let rows = ask!(tx, connection => bound!(text, args).fetch_all(connection))?;
+                rows.iter().map(from_mysql).collect()
             }
             Tx::Sqlite(tx) => {
                 bound!(text, args).fetch_all(&mut **tx).await.and_then(|rows| rows.iter().map(from_sqlite).collect())
@@ -203,7 +319,10 @@ impl Tx {
     pub(crate) async fn raw_rows(&mut self, text: &str) -> Outcome<Vec<Row>> {
         let query = sqlx::raw_sql(AssertSqlSafe(text.to_owned()));
         let read = match self {
-            Tx::MySql(tx) => query.fetch_all(&mut **tx).await.and_then(|rows| rows.iter().map(from_mysql).collect()),
+            Tx::MySql(tx) => {
+                let rows = ask!(tx, connection => query.fetch_all(connection))?;
+                rows.iter().map(from_mysql).collect()
+            }
             Tx::Sqlite(tx) => query.fetch_all(&mut **tx).await.and_then(|rows| rows.iter().map(from_sqlite).collect()),
         };
         read.map_err(|e| self.dialect().classify(&e))
@@ -211,7 +330,9 @@ impl Tx {
 
     pub(crate) async fn run(&mut self, text: &str, args: &[Value]) -> Outcome<u64> {
         let done = match self {
-            Tx::MySql(tx) => bound!(text, args).execute(&mut **tx).await.map(|d| d.rows_affected()),
+            Tx::MySql(tx) => {
+                return ask!(tx, connection => bound!(text, args).execute(connection)).map(|d| d.rows_affected());
+            }
             Tx::Sqlite(tx) => bound!(text, args).execute(&mut **tx).await.map(|d| d.rows_affected()),
         };
         done.map_err(|e| self.dialect().classify(&e))
@@ -220,7 +341,7 @@ impl Tx {
     pub(crate) async fn raw(&mut self, text: &str) -> Outcome<u64> {
         let query = sqlx::raw_sql(AssertSqlSafe(text.to_owned()));
         let done = match self {
-            Tx::MySql(tx) => query.execute(&mut **tx).await.map(|d| d.rows_affected()),
+            Tx::MySql(tx) => return ask!(tx, connection => query.execute(connection)).map(|d| d.rows_affected()),
             Tx::Sqlite(tx) => query.execute(&mut **tx).await.map(|d| d.rows_affected()),
         };
         done.map_err(|e| self.dialect().classify(&e))
@@ -241,7 +362,10 @@ impl Tx {
             }
             let query = sqlx::raw_sql(AssertSqlSafe(text));
             let sent = match self {
-                Tx::MySql(tx) => collect!(query.fetch_many(&mut **tx), from_mysql, matched, rows),
+                Tx::MySql(tx) => {
+                    ask!(tx, connection => async { collect!(query.fetch_many(connection), from_mysql, matched, rows) })?;
+                    Ok(())
+                }
                 Tx::Sqlite(tx) => collect!(query.fetch_many(&mut **tx), from_sqlite, matched, rows),
             };
             sent.map_err(|e| self.dialect().classify(&e))?;
@@ -257,7 +381,11 @@ impl Tx {
     pub(crate) async fn commit(self) -> Outcome<()> {
         let dialect = self.dialect();
         let done = match self {
-            Tx::MySql(tx) => tx.commit().await,
+            Tx::MySql(mut tx) => {
+                ask!(&mut tx, connection => sqlx::raw_sql("COMMIT").execute(connection))?;
+                tx.in_transaction = false;
+                Ok(())
+            }
             Tx::Sqlite(tx) => tx.commit().await,
         };
         done.map_err(|e| dialect.classify(&e))

@@ -112,10 +112,13 @@ impl SqlLedger {
             Err(rejection) => return Ok(Err(rejection)),
         };
         let mut rows = 0;
+        // The user's statements have the attempt's limit.
+        let limit = tx.limit(None);
         for statement in &step.statements {
             let args: Vec<Value> = statement.args.iter().cloned().map(Value::from).collect();
             rows += run_users(&mut tx, &statement.text, &args).await?;
         }
+        tx.limit(limit);
         if step.advance.is_some() || rows > 0 {
             move_on(&mut tx, step, rows).await?;
         }

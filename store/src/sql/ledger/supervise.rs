@@ -112,9 +112,13 @@ impl SqlLedger {
             cancelled: row.count(4)?,
         };
         let Ok(after) = execution::apply(&before, execution::Event::Cancel) else { return Ok(Some(before.phase)) };
+        // A million rows may be changed here; a slow disk must not make an execution impossible to cancel.
+        let limit = tx.limit(None);
+        tx.limit(limit.map(|limit| limit * 10));
         tx.raw(&format!("UPDATE shards SET state = 4, owner = NULL WHERE execution_id = {hex} AND state IN (0, 1)"))
             .await?;
         tx.raw(&format!("DELETE FROM redispatch WHERE execution_id = {hex}")).await?;
+        tx.limit(limit);
         let update = format!(
             "UPDATE executions SET state = {}, cancelled = {}, ended_ms = {now_ms} WHERE id = {hex}",
             after.phase.code(),
