@@ -331,7 +331,8 @@ mod tests {
         while next <= now {
             let due = due(&every_second, policy, next, now).unwrap();
             seen += due.intents.len();
-            fired.extend(due.intents.iter().filter_map(|i| matches!(i, Intent::Fire { .. }).then(|| i.nominal_ms())));
+            let fires = due.intents.iter().filter(|i| matches!(i, Intent::Fire { .. }));
+            fired.extend(fires.map(Intent::nominal_ms));
             next = due.next_fire_ms.unwrap();
             passes += 1;
         }
