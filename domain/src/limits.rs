@@ -58,6 +58,6 @@ pub const CONCURRENCY_MAX: usize = 1_024;
 pub const DEAD_LETTERS_COUNTED: usize = 1_000;
 /// A beat that is too old must stay so for this long by the observer's own clock (or a third of the lost-after time, if that is
 /// shorter) before its worker is lost: short, since it is added to the time in which every real loss is seen.
-pub const LOSS_CONFIRM_MS: i64 = 1_500;
+pub const LOSS_CONFIRM_MS: i64 = 900;
 /// Tiers by configuration. Each has a queue, a consumer and a metric label.
 pub const TIERS_MAX: usize = 16;

@@ -106,9 +106,9 @@ mod tests {
         let mut old = |age_ms, now_ms| observer.judge(who, Sighting::Beat { age_ms }, 15_000, now_ms);
         assert_eq!(old(15_000, 0), Liveness::Alive);
         assert_eq!(old(15_001, 100), Liveness::Suspect);
-        assert_eq!(old(16_500, 1_599), Liveness::Suspect);
-        assert_eq!(old(16_501, 1_600), Liveness::Lost);
-        assert_eq!((confirm_ms(3_000), confirm_ms(15_000)), (1_000, 1_500), "never more than a third of lost-after");
+        assert_eq!(old(15_900, 999), Liveness::Suspect);
+        assert_eq!(old(15_901, 1_000), Liveness::Lost);
+        assert_eq!((confirm_ms(900), confirm_ms(15_000)), (300, 900), "never more than a third of lost-after");
     }
 
     #[test]

@@ -95,17 +95,19 @@ async fn apply(file: &Path, config: &Config, out: Out) -> Result<ExitCode> {
     let jobs = with_next(read(file)?, now_ms())?;
     let wired = connect_migrated(config).await?;
     let applied = wired.ports.ledger.apply_jobs(&jobs, &who(), now_ms()).await?;
+    // As the ledger has them: a changed job keeps an instant that is due.
+    let stored = wired.ports.ledger.jobs().await?;
     out.answer(&applied, || {
         table(
             &["job", "version", "what", "next"],
             applied.iter().map(|a| {
-                let next = jobs.iter().find(|(j, _)| j.name == a.name).and_then(|(_, next)| *next);
-                let (what, next) = match a.outcome {
-                    ApplyOutcome::Created => ("created", instant(next)),
-                    ApplyOutcome::Updated => ("updated", instant(next)),
-                    ApplyOutcome::Unchanged => ("unchanged", "as it was".into()),
+                let next = stored.iter().find(|j| j.name == a.name).and_then(|j| j.next_fire_ms);
+                let what = match a.outcome {
+                    ApplyOutcome::Created => "created",
+                    ApplyOutcome::Updated => "updated",
+                    ApplyOutcome::Unchanged => "unchanged",
                 };
-                vec![a.name.clone(), a.version.to_string(), what.into(), next]
+                vec![a.name.clone(), a.version.to_string(), what.into(), instant(next)]
             }),
         );
     });

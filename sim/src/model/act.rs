@@ -6,7 +6,7 @@ use crate::guard::Mutation;
 use shardcron_domain::Incarnation;
 use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::invariants::{self, InvariantId, Violation};
-use shardcron_domain::liveness::{Liveness, Observer, Sighting};
+use shardcron_domain::liveness::{Liveness, Observer, Sighting, confirm_ms};
 use shardcron_domain::recovery::{FirstSeen, HUNG_GRACE_MS, Reclaim, RunningShard, reconcile};
 use shardcron_domain::shard::{Checkpoint, Event, FailureClass, Phase};
 use stateright::{Model, Property};
@@ -377,6 +377,8 @@ fn plan(state: &State, after_ms: i64) -> Vec<Taken> {
     let judge = |(_, owner): &(Message, Incarnation)| {
         let alive = |(w, worker): (usize, &Worker)| incarnation(w, worker.life) == *owner && !worker.silent;
         let age_ms = if state.workers.iter().enumerate().any(alive) { 0 } else { LOST_AFTER_MS + 1 };
+        // Seen twice, as the supervisor has to: the first time it only suspects.
+        observer.judge(*owner, Sighting::Beat { age_ms }, LOST_AFTER_MS, -confirm_ms(LOST_AFTER_MS));
         (*owner, observer.judge(*owner, Sighting::Beat { age_ms }, LOST_AFTER_MS, 0))
     };
     let liveness: BTreeMap<Incarnation, Liveness> = running.iter().map(judge).collect();
