@@ -132,12 +132,18 @@ impl<'a> Show<'a> {
         let held = now.map(|rows| rows.into_iter().filter(|r| r.owner == candidate.owner).collect::<Vec<_>>());
         match held {
             Ok(held) if held.iter().any(|r| r.checkpoint.is_some()) => {
-                let shards: Vec<String> = held.iter().map(|r| r.attempt.index.to_string()).collect();
+                // Those with a checkpoint are in the middle; the others are claimed ahead and have not begun.
+                let (begun, ahead): (Vec<_>, Vec<_>) = held.iter().partition(|r| r.checkpoint.is_some());
+                let begun: Vec<String> = begun.iter().map(|r| r.attempt.index.to_string()).collect();
+                let mut shards = begun.join(" and ");
+                if !ahead.is_empty() {
+                    shards = format!("{shards}, with {} more in hand", ahead.len());
+                }
                 let pid = children.pid_of(&name).unwrap_or(0);
                 children.kill(&name)?;
                 self.say(&format!(
                     "  killed   {name} (pid {pid}, SIGKILL) in the middle of shard {}; watch them being taken over",
-                    shards.join(" and ")
+                    shards
                 ));
                 self.killed.push(name);
                 Ok(true)
