@@ -196,12 +196,12 @@ impl ConsumerActor {
     }
 
     /// Acks what the ledger has answered for (A1): an end that it took or refused, or a claim that it refused.
-    fn settle(&mut self, attempts: impl Iterator<Item = AttemptRef>) {
+    /// `answered`: the step at which that answer finds a delivery; at any other the ack would come before it.
+    fn settle(&mut self, attempts: impl Iterator<Item = AttemptRef>, answered: Step) {
         let entries = attempts.filter_map(|a| self.entries.remove(&a));
-        let answered = entries.inspect(|e| {
-            telemetry::check(InvariantId::A1, e.step != Step::Claimed, "acked before the ledger answered")
-        });
-        let tags: Vec<Tag> = answered.flat_map(|e| e.tags).collect();
+        let seen = entries
+            .inspect(|e| telemetry::check(InvariantId::A1, e.step == answered, "acked before the ledger answered"));
+        let tags: Vec<Tag> = seen.flat_map(|e| e.tags).collect();
         if !tags.is_empty() {
             let acker = self.acker.clone();
             self.parts.ports.io.spawn(async move { acker.ack(&tags).await });
@@ -304,7 +304,7 @@ impl Handler<ClaimsSettled> for ConsumerActor {
                 unwanted.push(refused);
             }
         }
-        self.settle(unwanted.into_iter());
+        self.settle(unwanted.into_iter(), Step::Claiming);
         if self.draining {
             self.give_back_ready(0, ctx);
             self.check_drained();
@@ -387,7 +387,8 @@ impl Handler<Finished> for ConsumerActor {
             End::Record(ended) => self.record(ended, ctx),
             End::Committed => {
                 telemetry::recorded(&self.parts.tier.name, "success");
-                self.settle(std::iter::once(attempt));
+                // The handler has recorded it itself: running is where its answer finds it.
+                self.settle(std::iter::once(attempt), Step::Running);
             }
         }
         self.check_drained();
@@ -417,7 +418,7 @@ impl Handler<EndsSettled> for ConsumerActor {
         for (ended, verdict) in &answers {
             self.account(ended, verdict);
         }
-        self.settle(answers.into_iter().map(|(ended, _)| ended.attempt));
+        self.settle(answers.into_iter().map(|(ended, _)| ended.attempt), Step::Recording);
         self.check_drained();
         self.pump(ctx);
     }
