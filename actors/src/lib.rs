@@ -10,6 +10,7 @@ pub mod clock;
 pub mod guardian;
 mod heads;
 mod leadership;
+pub mod modes;
 pub mod ports;
 pub mod scheduler;
 mod telemetry;

@@ -18,6 +18,7 @@ pub mod limits;
 pub mod liveness;
 pub mod messages;
 pub mod metric_names;
+pub mod modes;
 pub mod plan;
 pub mod recovery;
 pub mod retry;

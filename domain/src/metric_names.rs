@@ -43,6 +43,10 @@ pub const SQL_ANSWERS_LOST: &str = "shardcron_sql_answers_lost_total";
 pub const REPUBLISHED: &str = "shardcron_republished_total";
 /// Gauge: 1 while this worker holds results because the ledger is away.
 pub const LEDGER_AWAY: &str = "shardcron_ledger_away";
+/// Gauge by mode: 1 while this process works in a degraded way (see `modes::Mode`).
+pub const DEGRADED: &str = "shardcron_degraded";
+/// Counter by mode: how often a degraded mode was entered.
+pub const DEGRADED_ENTERED: &str = "shardcron_degraded_entered_total";
 
 /// Label: the isolation class.
 pub const LABEL_TIER: &str = "tier";
@@ -56,5 +60,7 @@ pub const LABEL_AT: &str = "at";
 pub const LABEL_KIND: &str = "kind";
 /// Label: which group commit.
 pub const LABEL_LANE: &str = "lane";
+/// Label: of `modes::Mode`.
+pub const LABEL_MODE: &str = "mode";
 /// Label: which invariant.
 pub const LABEL_ID: &str = "id";
