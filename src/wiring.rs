@@ -2,6 +2,7 @@
 
 use crate::config::{Config, masked};
 use anyhow::{Context, Result};
+use shardcron_actors::ledger_time::LedgerTime;
 use shardcron_actors::{Ports, SystemClock};
 use shardcron_broker::Broker;
 use shardcron_broker::ledger::LedgerBroker;
@@ -57,7 +58,9 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         presence,
         idempotency,
         clock: Arc::new(SystemClock::default()),
+        ledger_time: LedgerTime::default(),
         io: tokio::runtime::Handle::current(),
+        handlers: tokio::runtime::Handle::current(),
     };
     Ok(Wired { ports, sql, redis })
 }

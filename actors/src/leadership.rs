@@ -45,6 +45,10 @@ impl Term {
 #[derive(Clone, Default)]
 pub(crate) struct Leading(pub(crate) Option<Term>);
 
+/// How often a scheduler that stands by looks whether the lease is free. A leader that shuts down releases it, and the next instant
+/// must not wait for the lease's time then: a restart costs no firing more than a second.
+const STANDBY_LOOK: Duration = Duration::from_millis(500);
+
 pub(crate) struct LeaseTask {
     pub(crate) ports: Ports,
     /// Unique to this process life; the lease's value.
@@ -78,7 +82,7 @@ impl LeaseTask {
                 }
                 Ok(None) => {
                     backoff = Backoff::new();
-                    self.pause(self.ttl / 3).await;
+                    self.pause((self.ttl / 3).min(STANDBY_LOOK)).await;
                 }
                 Err(e) => {
                     // Any error while acquiring means: not the leader (case E-01).

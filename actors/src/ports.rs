@@ -1,6 +1,7 @@
 //! Everything that the actors reach the world through.
 
 use crate::clock::Clock;
+use crate::ledger_time::LedgerTime;
 use shardcron_broker::Broker;
 use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, Presence};
 use std::future::Future;
@@ -22,11 +23,21 @@ pub struct Ports {
     pub idempotency: Arc<dyn IdempotencyStore>,
     /// The time.
     pub clock: Arc<dyn Clock>,
+    /// What the ledger's clock says against it.
+    pub ledger_time: LedgerTime,
     /// A multi-thread runtime. A connection opened on an arbiter would die with it, and starve with it.
     pub io: Handle,
+    /// The runtime of users' own code. What blocks there keeps no heartbeat and no connection waiting.
+    pub handlers: Handle,
 }
 
 impl Ports {
+    /// Milliseconds UTC by the ledger's clock: for what one process writes and another compares, such as when a retry may run.
+    #[must_use]
+    pub fn ledger_now_ms(&self) -> i64 {
+        self.clock.now_ms().saturating_add(self.ledger_time.ahead_ms())
+    }
+
     /// Runs `work` on the I/O runtime and hands its outcome to `deliver` there, which sends it to an actor (and waits for room in
     /// the mailbox, so a slow actor slows its sources down instead of growing).
     pub fn run<T, W, D, F>(&self, work: W, deliver: D)

@@ -42,6 +42,12 @@ impl Wheel {
         self.by_instant.first().map(|(at, _)| *at)
     }
 
+    /// A job's next instant.
+    #[must_use]
+    pub fn get(&self, job: JobId) -> Option<i64> {
+        self.of_job.get(&job).copied()
+    }
+
     /// How many jobs are on it.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -10,6 +10,7 @@ use shardcron_domain::JobSpec;
 use shardcron_domain::plan::ShardPlan;
 use shardcron_domain::units::{parse_instant, rfc3339};
 use shardcron_store::ApplyOutcome;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -95,6 +96,7 @@ async fn apply(file: &Path, config: &Config, out: Out) -> Result<ExitCode> {
     let jobs = with_next(read(file)?, now_ms())?;
     let wired = connect_migrated(config).await?;
     let applied = wired.ports.ledger.apply_jobs(&jobs, &who(), now_ms()).await?;
+    warn_unserved(&wired, &jobs, config.worker.lost_after.as_ms()).await;
     // As the ledger has them: a changed job keeps an instant that is due.
     let stored = wired.ports.ledger.jobs().await?;
     out.answer(&applied, || {
@@ -112,6 +114,40 @@ async fn apply(file: &Path, config: &Config, out: Out) -> Result<ExitCode> {
         );
     });
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says which tiers no living worker serves: a misspelt one would wait in silence. Of the tiers that every worker has by default only
+/// if there is a worker at all, since jobs are often applied before anything runs.
+async fn warn_unserved(wired: &crate::wiring::Wired, jobs: &[(JobSpec, Option<i64>)], lost_after_ms: i64) {
+    let Ok(mut workers) = wired.ports.presence.workers().await else { return };
+    workers.retain(|w| w.age_ms <= lost_after_ms && !w.beat.draining);
+    let served: BTreeSet<&str> =
+        workers.iter().flat_map(|w| w.beat.tiers.iter().map(|(tier, _)| tier.as_str())).collect();
+    let mut unserved: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (job, _) in jobs {
+        let usual = matches!(job.tier.as_str(), "core" | "bulk") && workers.is_empty();
+        if !served.contains(job.tier.as_str()) && !usual {
+            unserved.entry(&job.tier).or_default().push(&job.name);
+        }
+    }
+    for (tier, names) in unserved {
+        let has = served.iter().copied().collect::<Vec<_>>().join(", ");
+        let has = if has.is_empty() { "none runs".to_owned() } else { format!("they serve: {has}") };
+        eprintln!(
+            "warning: no worker serves the tier '{tier}' of {} ({has}); its shards will wait until one is started with \
+             SHARDCRON_WORKER_TIERS={tier}=4 or the tier is mended",
+            some_of(&names)
+        );
+    }
+}
+
+/// The first few of many names.
+fn some_of(names: &[&str]) -> String {
+    let first = names.iter().take(5).copied().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(5) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
 }
 
 fn validate(file: &Path, out: Out) -> Result<ExitCode> {

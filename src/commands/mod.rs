@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod executions;
 pub mod jobs;
 pub mod migrate;
+pub mod prune;
 pub mod trigger;
 pub mod workers;
 

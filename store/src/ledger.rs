@@ -72,8 +72,8 @@ pub trait Ledger: Send + Sync + 'static {
     async fn materialize(&self, epoch: Epoch, execution: ExecutionId, upto: u32) -> Result<u32>;
     /// Notes what the broker has confirmed: first attempts below the given shard of each execution, and redispatched attempts.
     async fn mark_dispatched(&self, epoch: Epoch, firsts: &[(ExecutionId, u32)], again: &[AttemptRef]) -> Result<()>;
-    /// Retries and reclaimed shards whose time has come, the longest due first.
-    async fn redispatch_due(&self, now_ms: i64, limit: usize) -> Result<Vec<Redispatch>>;
+    /// Retries and reclaimed shards whose time has come, the longest due first, but for those of the tiers in `without`.
+    async fn redispatch_due(&self, now_ms: i64, without: &[String], limit: usize) -> Result<Vec<Redispatch>>;
     /// Shards from `from` on that are due, have been handed out, and are nevertheless pending: lost by the transport if its queue
     /// is empty.
     async fn stranded(&self, execution: ExecutionId, from: u32, now_ms: i64, limit: usize) -> Result<Vec<AttemptRef>>;
@@ -84,6 +84,9 @@ pub trait Ledger: Send + Sync + 'static {
     async fn execution_head(&self, execution: ExecutionId) -> Result<Option<ExecutionHead>>;
     /// Claims a batch. An attempt that is already running at this owner (the answer to an earlier call was lost) is claimed.
     async fn claim(&self, owner: Incarnation, attempts: &[AttemptRef], now_ms: i64) -> Result<Verdicts<Claimed>>;
+    /// Takes shards over from their owners, as `shard::Event::TakeOver` says: each runs at once at `owner` under its next attempt. A
+    /// shard that an earlier call has brought to this owner (its answer was lost) is taken over.
+    async fn take_over(&self, owner: Incarnation, wanted: &[TakeOver], now_ms: i64) -> Result<Verdicts<TakenOver>>;
     /// Records a batch of ends, with results, history, redispatches, dead letters and the executions' counters, in one
     /// transaction. An end that is already recorded by the same attempt is refused as `Terminal` or `StaleAttempt`.
     async fn record(&self, owner: Incarnation, ends: &[Ended], now_ms: i64) -> Result<Verdicts<Recorded>>;
@@ -140,6 +143,12 @@ pub trait Ledger: Send + Sync + 'static {
     async fn put_dead_message(&self, reason: &str, payload: &[u8], now_ms: i64) -> Result<()>;
     /// The latest dead letters.
     async fn dead(&self, limit: usize) -> Result<Vec<DeadRow>>;
+
+    // ---- retention ----------------------------------------------------------------------------------------------------
+
+    /// Deletes some of what ended before the given instants and moves the cursor; a few statements of at most `limits::PRUNE_ROWS`
+    /// rows each. Any number of processes may do it at once.
+    async fn prune(&self, before: &PruneBefore, cursor: &mut PruneCursor) -> Result<Pruned>;
 
     // ---- looking ------------------------------------------------------------------------------------------------------
 

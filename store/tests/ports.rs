@@ -116,6 +116,7 @@ fn beat(who: Incarnation, running: u32) -> WorkerBeat {
         tiers: vec![("core".into(), 8)],
         running,
         draining: false,
+        progress: Vec::new(),
     }
 }
 

@@ -235,6 +235,13 @@ impl Cluster {
         );
     }
 
+    /// The same where some have ended badly: every shard ended once, and no result twice.
+    pub fn assert_exact_ends(&self, id: ExecutionId, shards: u32) {
+        let (tally, _) = self.block_on(self.ledger.tally(id)).unwrap();
+        assert_eq!((tally.shards_total, tally.terminal, tally.counted), (shards.into(), shards.into(), shards.into()));
+        assert_eq!(tally.recorded_twice, 0, "{tally:?}");
+    }
+
     /// Waits for a line in a process's log.
     pub fn wait_log(&self, name: &str, words: &str, bound: Duration) {
         testkit::wait_for(&format!("'{words}' in the log of {name}"), bound, || self.log(name).contains(words));

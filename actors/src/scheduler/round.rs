@@ -140,22 +140,38 @@ impl Round {
     }
 }
 
+/// Tiers that one look leaves out at most; jobs may name any number.
+const FAILING_TIERS_MAX: usize = 64;
+
 /// Publishes retries and reclaimed shards that are due, and notes it. Returns how many, and whether there may be more.
 pub(super) async fn redispatch(ports: &Ports, epoch: Epoch) -> Result<(usize, bool), StoreError> {
-    let due = ports.ledger.redispatch_due(ports.clock.now_ms(), REDISPATCH_BATCH).await?;
-    let more = due.len() == REDISPATCH_BATCH;
-    let mut by_tier: BTreeMap<&str, Vec<AttemptRef>> = BTreeMap::new();
-    for row in &due {
-        by_tier.entry(&row.tier).or_default().push(row.attempt);
+    // Tiers that the broker does not take: what waits there must not hide what waits elsewhere behind it.
+    let mut failing: Vec<String> = Vec::new();
+    let mut total = 0;
+    loop {
+        let due = ports.ledger.redispatch_due(ports.ledger_now_ms(), &failing, REDISPATCH_BATCH).await?;
+        let full = due.len() == REDISPATCH_BATCH;
+        let mut by_tier: BTreeMap<String, Vec<AttemptRef>> = BTreeMap::new();
+        for row in due {
+            by_tier.entry(row.tier).or_default().push(row.attempt);
+        }
+        let (mut confirmed, known) = (Vec::new(), failing.len());
+        for (tier, attempts) in by_tier {
+            let taken = publish_attempts(ports, epoch, &tier, &attempts).await;
+            if taken.len() < attempts.len() && failing.len() < FAILING_TIERS_MAX {
+                failing.push(tier);
+            }
+            confirmed.extend(taken);
+        }
+        total += confirmed.len();
+        if !confirmed.is_empty() {
+            ports.ledger.mark_dispatched(epoch, &[], &confirmed).await?;
+        }
+        // A full look of which nothing was taken, and behind which other tiers may wait: looked behind it at once.
+        if !full || failing.len() == known {
+            return Ok((total, full && !confirmed.is_empty()));
+        }
     }
-    let mut confirmed = Vec::with_capacity(due.len());
-    for (tier, attempts) in by_tier {
-        confirmed.extend(publish_attempts(ports, epoch, tier, &attempts).await);
-    }
-    if !confirmed.is_empty() {
-        ports.ledger.mark_dispatched(epoch, &[], &confirmed).await?;
-    }
-    Ok((confirmed.len(), more && !confirmed.is_empty()))
 }
 
 async fn publish_attempts(ports: &Ports, epoch: Epoch, tier: &str, attempts: &[AttemptRef]) -> Vec<AttemptRef> {
@@ -191,7 +207,7 @@ pub(super) async fn republish(
     loop {
         let stranded = ports
             .ledger
-            .stranded(execution, from, ports.clock.now_ms(), QUEUE_WINDOW_MAX as usize)
+            .stranded(execution, from, ports.ledger_now_ms(), QUEUE_WINDOW_MAX as usize)
             .await
             .map_err(|e| e.to_string())?;
         let Some(last) = stranded.last() else { break };

@@ -58,6 +58,7 @@ impl HeartbeatActor {
         }
         self.under_way = true;
         self.beat.running = self.shared.running.load(Ordering::Relaxed);
+        self.beat.progress = self.shared.progress.counts();
         self.beat.draining = self.shared.draining.load(Ordering::Relaxed);
         let (beat, lost_after) = (self.beat.clone(), self.lost_after);
         let (presence, sent_ms, me) = (self.ports.presence.clone(), self.ports.clock.mono_ms(), ctx.address());
@@ -102,6 +103,7 @@ fn beat(ports: &Ports, incarnation: Incarnation, options: &WorkerOptions) -> Wor
             .collect(),
         running: 0,
         draining: false,
+        progress: Vec::new(),
     }
 }
 

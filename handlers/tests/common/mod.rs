@@ -270,7 +270,7 @@ impl<P: Port> Ledger for Narrow<P> {
     async fn mark_dispatched(&self, _: Epoch, _: &[(ExecutionId, u32)], _: &[AttemptRef]) -> Result<()> {
         not_here()
     }
-    async fn redispatch_due(&self, _: i64, _: usize) -> Result<Vec<Redispatch>> {
+    async fn redispatch_due(&self, _: i64, _: &[String], _: usize) -> Result<Vec<Redispatch>> {
         not_here()
     }
     async fn stranded(&self, _: ExecutionId, _: u32, _: i64, _: usize) -> Result<Vec<AttemptRef>> {
@@ -280,6 +280,9 @@ impl<P: Port> Ledger for Narrow<P> {
         not_here()
     }
     async fn claim(&self, _: Incarnation, _: &[AttemptRef], _: i64) -> Result<Verdicts<Claimed>> {
+        not_here()
+    }
+    async fn take_over(&self, _: Incarnation, _: &[TakeOver], _: i64) -> Result<Verdicts<TakenOver>> {
         not_here()
     }
     async fn record(&self, _: Incarnation, _: &[Ended], _: i64) -> Result<Verdicts<Recorded>> {
@@ -320,6 +323,9 @@ impl<P: Port> Ledger for Narrow<P> {
         not_here()
     }
     async fn dead(&self, _: usize) -> Result<Vec<DeadRow>> {
+        not_here()
+    }
+    async fn prune(&self, _: &PruneBefore, _: &mut PruneCursor) -> Result<Pruned> {
         not_here()
     }
     async fn overview(&self) -> Result<Overview> {
