@@ -381,6 +381,16 @@ impl JobSpec {
         self.schedule.as_ref().map(|schedule| schedule.compile_for(&self.name)).transpose()
     }
 
+    /// When its next instant is to fire: later than the instant, if its schedule has a jitter.
+    #[must_use]
+    pub fn due_at(&self, next_fire_ms: i64) -> i64 {
+        if self.schedule.as_ref().is_none_or(|schedule| schedule.jitter.is_none()) {
+            return next_fire_ms;
+        }
+        let schedule = self.compiled_schedule().ok().flatten();
+        schedule.and_then(|schedule| schedule.due_at(next_fire_ms).ok()).unwrap_or(next_fire_ms)
+    }
+
     /// The text that is kept in the ledger and compared to see whether a job changed. Keys are in a fixed order.
     #[must_use]
     pub fn canonical_json(&self) -> String {

@@ -149,14 +149,14 @@ fn f2_each_excepted_instant_has_its_decision_and_neither_fires_nor_stands_for_ot
 
 #[test]
 fn f2_a_long_run_of_excepted_instants_is_worked_off_in_bounded_passes() {
-    // Half a day of seconds, all excepted but the first.
+    // Three hours of seconds, all excepted but the first.
     let schedule =
         schedule("every = \"1s\", except = [\"cron: * 1-23 * * *\", \"cron: 1-59 0 * * *\", \"cron: 1-59 0 0 * * *\"]");
     let first = ms("2026-01-01T00:00:00Z");
-    let now = ms("2026-01-01T12:00:00Z");
+    let now = ms("2026-01-01T03:00:00Z");
     let (all, _) = passes(&schedule, &MisfirePolicy::default(), first, now);
     assert_eq!(fired(&all), [first], "the only one that may fire does, however many excepted ones follow it");
-    assert_eq!(all.len(), 12 * 3_600 + 1);
+    assert_eq!(all.len(), 3 * 3_600 + 1);
     let one_pass = due(&schedule, &MisfirePolicy::default(), first, now).unwrap();
     assert_eq!(one_pass.intents.len(), MISSED_INSTANTS);
 }

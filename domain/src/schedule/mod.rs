@@ -227,6 +227,16 @@ impl ScheduleSpec {
     }
 }
 
+/// An instant as the clocks in a zone show it, for people: weekday, date, time and the zone's abbreviation. UTC if the name is none.
+#[must_use]
+pub fn local_time(zone: Option<&str>, instant_ms: i64) -> String {
+    let tz = zone.and_then(|name| zone::parse(name).ok()).unwrap_or(Tz::UTC);
+    match chrono::DateTime::from_timestamp_millis(instant_ms) {
+        Some(instant) => instant.with_timezone(&tz).format("%a %Y-%m-%d %H:%M:%S %Z").to_string(),
+        None => format!("{instant_ms} ms"),
+    }
+}
+
 fn fault<T>(message: &str) -> Result<T, ScheduleError> {
     Err(ScheduleError(message.into()))
 }
