@@ -4,7 +4,7 @@
 
 mod support;
 
-use shardcron_store::{Ledger, SqlArg};
+use shardcron_store::SqlArg;
 use std::time::Duration;
 use support::Cluster;
 use testkit::wait_for;
