@@ -9,8 +9,8 @@ use crate::config::Config;
 use crate::wiring::{self, Wired};
 use anyhow::{Context, Result};
 use shardcron_actors::guardian::OnFatal;
-use shardcron_actors::ledger_time;
 use shardcron_actors::worker::Resolve;
+use shardcron_actors::{Io, ledger_time};
 use shardcron_actors::{LeaderState, Scheduler, SchedulerOptions, TierOptions, Worker, WorkerOptions};
 use shardcron_broker::BrokerState;
 use shardcron_handlers::{HandlerOptions, Handlers};
@@ -121,7 +121,7 @@ async fn run(
         prepared = prepare => prepared.context("the start was interrupted")??,
         () = shutdown.cancelled() => return Ok(()),
     };
-    wired.ports.handlers = handlers;
+    wired.ports.handlers = Io::on(handlers);
     let first = wired.ports.clone();
     let _ = io.spawn(async move { ledger_time::measure(&first).await }).await;
     io.spawn(ledger_time::follow(wired.ports.clone()));

@@ -3,7 +3,7 @@
 use crate::config::{Config, masked};
 use anyhow::{Context, Result};
 use shardcron_actors::ledger_time::LedgerTime;
-use shardcron_actors::{Ports, SystemClock};
+use shardcron_actors::{Io, Ports, SystemClock, SystemEntropy};
 use shardcron_broker::Broker;
 use shardcron_broker::ledger::LedgerBroker;
 use shardcron_broker::rabbitmq::{RabbitMq, RabbitOptions};
@@ -59,8 +59,9 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         idempotency,
         clock: Arc::new(SystemClock::default()),
         ledger_time: LedgerTime::default(),
-        io: tokio::runtime::Handle::current(),
-        handlers: tokio::runtime::Handle::current(),
+        entropy: Arc::new(SystemEntropy),
+        io: Io::on(tokio::runtime::Handle::current()),
+        handlers: Io::on(tokio::runtime::Handle::current()),
     };
     Ok(Wired { ports, sql, redis })
 }

@@ -1,12 +1,13 @@
 //! Everything that the actors reach the world through.
 
 use crate::clock::Clock;
+use crate::entropy::Entropy;
+use crate::io::Io;
 use crate::ledger_time::LedgerTime;
 use shardcron_broker::Broker;
 use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, Presence};
 use std::future::Future;
 use std::sync::Arc;
-use tokio::runtime::Handle;
 
 /// The ports, and the runtime that all I/O runs on. Cheap to clone.
 #[derive(Clone)]
@@ -25,10 +26,12 @@ pub struct Ports {
     pub clock: Arc<dyn Clock>,
     /// What the ledger's clock says against it.
     pub ledger_time: LedgerTime,
-    /// A multi-thread runtime. A connection opened on an arbiter would die with it, and starve with it.
-    pub io: Handle,
-    /// The runtime of users' own code. What blocks there keeps no heartbeat and no connection waiting.
-    pub handlers: Handle,
+    /// The dice.
+    pub entropy: Arc<dyn Entropy>,
+    /// Where I/O runs.
+    pub io: Io,
+    /// Where users' own code runs. What blocks there keeps no heartbeat and no connection waiting.
+    pub handlers: Io,
 }
 
 impl Ports {
@@ -36,6 +39,11 @@ impl Ports {
     #[must_use]
     pub fn ledger_now_ms(&self) -> i64 {
         self.clock.now_ms().saturating_add(self.ledger_time.ahead_ms())
+    }
+
+    /// A series of waits between tries.
+    pub(crate) fn backoff(&self) -> Backoff {
+        Backoff { base_ms: 50, entropy: self.entropy.clone() }
     }
 
     /// Runs `work` on the I/O runtime and hands its outcome to `deliver` there, which sends it to an actor (and waits for room in
@@ -68,16 +76,15 @@ where
 }
 
 /// Waits between tries: doubling from 50 ms to two seconds, with some randomness so that a fleet does not come in step.
-pub(crate) struct Backoff(u64);
+pub(crate) struct Backoff {
+    base_ms: u64,
+    entropy: Arc<dyn Entropy>,
+}
 
 impl Backoff {
-    pub(crate) fn new() -> Self {
-        Backoff(50)
-    }
-
     pub(crate) fn next(&mut self) -> std::time::Duration {
-        let base = self.0;
-        self.0 = (self.0 * 2).min(2_000);
-        std::time::Duration::from_millis(base / 2 + rand::random_range(0..=base / 2))
+        let base = self.base_ms;
+        self.base_ms = (base * 2).min(2_000);
+        std::time::Duration::from_millis(base / 2 + self.entropy.draw() % (base / 2 + 1))
     }
 }

@@ -4,8 +4,9 @@
 use crate::leadership::{Leading, Term};
 use crate::ports::Ports;
 use shardcron_store::{PruneBefore, PruneCursor, Pruned};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// How long what has ended is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,7 @@ pub(super) async fn run(ports: Ports, options: RetentionOptions, mut leading: wa
             continue;
         };
         tokio::select! {
+            biased;
             () = tokio::time::sleep(wait) => {}
             changed = leading.changed() => if changed.is_err() { return } else { continue },
         }

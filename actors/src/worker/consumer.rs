@@ -27,8 +27,9 @@ use shardcron_store::{AttemptOutcome, Ended, Recorded};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The wait before a claim that came too early (clocks differ) is tried again.
@@ -204,6 +205,7 @@ impl ConsumerActor {
             let run = run.run();
             tokio::pin!(run);
             let (end, took, leftover) = tokio::select! {
+                biased;
                 done = &mut run => done,
                 () = tokio::time::sleep(horizon) => {
                     // RabbitMQ's consumer_timeout would close the channel under a long shard; the ledger holds it as running.

@@ -5,7 +5,8 @@ use shardcron_domain::AttemptRef;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Raised with each progress of one attempt.
 #[derive(Clone, Debug, Default)]

@@ -131,7 +131,7 @@ async fn take_over(
     if !wanted.is_empty() {
         let ports = &parts.ports;
         let call = || ports.ledger.take_over(parts.owner, &wanted, ports.ledger_now_ms());
-        for (entry, verdict) in wanted.iter().zip(until_answered("take-overs", call).await) {
+        for (entry, verdict) in wanted.iter().zip(until_answered(ports, "take-overs", call).await) {
             match verdict {
                 Ok(done) => {
                     tracing::warn!(attempt = %entry.message, reason = ?entry.reason, "took a shard over from its worker");
