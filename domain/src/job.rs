@@ -347,6 +347,8 @@ impl JobSpec {
             handler,
             tier: default_tier(),
             timeout: Timeout::default(),
+            stall_timeout: None,
+            takeover: Takeover::default(),
             retry: RetryPolicy::default(),
             overlap: OverlapPolicy::default(),
             misfire: MisfirePolicy::default(),
@@ -392,32 +394,7 @@ impl JobSpec {
                 format!("{} tries; 1 (no retry) to {} are possible", retry.attempts, limits::ATTEMPTS_MAX),
             ));
         }
-        if self.takeover == Takeover::Immediate && matches!(self.handler, HandlerSpec::Exec { .. }) {
-            return Err(fault(
-                "takeover",
-                "\"immediate\" may run a shard at two workers for a moment, and nothing fences what a program does; leave it \
-                 out (\"lease\"), or use an sql handler, whose effects count once",
-            ));
-        }
-        if let Some(stall) = self.stall_timeout {
-            if stall.0 < limits::STALL_TIMEOUT_MIN_MS {
-                return Err(fault(
-                    "stall_timeout",
-                    format!(
-                        "\"{stall}\" is too short to tell slow from stuck; use \"{}\" or more",
-                        Span(limits::STALL_TIMEOUT_MIN_MS)
-                    ),
-                ));
-            }
-            if let Some(timeout) = self.timeout.span()
-                && stall >= timeout
-            {
-                return Err(fault(
-                    "stall_timeout",
-                    format!("\"{stall}\" is never reached: the attempt is cut off at its timeout of \"{timeout}\""),
-                ));
-            }
-        }
+        faults.extend(self.liveness_faults());
         if !retry.factor.is_finite() || retry.factor < 1.0 {
             faults.push(fault(
                 "retry.factor",
@@ -451,6 +428,28 @@ impl JobSpec {
                 "handler.chunk",
                 "chunks are cut from a range; give the job shards = { range = { from, to }, count }",
             ));
+        }
+        faults
+    }
+
+    fn liveness_faults(&self) -> Vec<SpecError> {
+        let mut faults = Vec::new();
+        if self.takeover == Takeover::Immediate && matches!(self.handler, HandlerSpec::Exec { .. }) {
+            faults.push(fault(
+                "takeover",
+                "\"immediate\" may run a shard at two workers for a moment, and nothing fences what a program does; leave it \
+                 out (\"lease\"), or use an sql handler, whose effects count once",
+            ));
+        }
+        let Some(stall) = self.stall_timeout else { return faults };
+        if stall.0 < limits::STALL_TIMEOUT_MIN_MS {
+            let least = Span(limits::STALL_TIMEOUT_MIN_MS);
+            let message = format!("\"{stall}\" is too short to tell slow from stuck; use \"{least}\" or more");
+            faults.push(fault("stall_timeout", message));
+        } else if let Some(timeout) = self.timeout.span().filter(|timeout| stall >= *timeout) {
+            let message =
+                format!("\"{stall}\" is never reached: the attempt is cut off at its timeout of \"{timeout}\"");
+            faults.push(fault("stall_timeout", message));
         }
         faults
     }

@@ -41,7 +41,7 @@ async fn ended(ledger: &SqlLedger, at_ms: i64, shards: u32, well: bool) -> Execu
             .iter()
             .map(|at| if well { success(*at) } else { Ended { retry: policy(1), ..failure(*at) } })
             .collect();
-        assert!(ledger.record(me, &ends, at_ms).await.unwrap().iter().all(Result::is_ok));
+        assert!(ledger.record(me, &ends, at_ms).await.unwrap().iter().all(|r| r.is_ok()));
     }
     id
 }
