@@ -171,9 +171,15 @@ impl Db {
             })
             .after_connect(|connection, _| {
                 Box::pin(async move {
+                    // A process that is frozen, or cut off without a word, within a transaction keeps its locks as long as the server
+                    // waits for its next statement: the shards of such a worker could not be taken over, and the leader's row would
+                    // let nobody else lead. We never leave a transaction idle for longer than it takes to send the next statement.
                     // Strict mode: without it, a text that is too long is cut and becomes a "duplicate" (case I-03).
+                    // The comments are read by MariaDB alone and by MySQL alone. MySQL knows only idleness as such, so there the
+                    // pool's idle connections end, too; a new one is made when it is needed.
                     let setup = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-                                 SET SESSION innodb_lock_wait_timeout = 10; \
+                                 SET SESSION innodb_lock_wait_timeout = 10 \
+                                 /*M!100300 , SESSION idle_transaction_timeout = 3 */ /*!80000 , SESSION wait_timeout = 3 */; \
                                  SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')";
                     sqlx::raw_sql(setup).execute(connection).await.map(drop)
                 })
