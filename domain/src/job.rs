@@ -312,6 +312,37 @@ pub fn check_name(name: &str, limit: usize) -> Result<(), String> {
 }
 
 impl JobSpec {
+    /// A job of one shard with every default.
+    #[must_use]
+    pub fn minimal(name: impl Into<String>, handler: HandlerSpec) -> Self {
+        JobSpec {
+            name: name.into(),
+            schedule: None,
+            shards: ShardsSpec::default(),
+            handler,
+            tier: default_tier(),
+            timeout: Timeout::default(),
+            retry: RetryPolicy::default(),
+            overlap: OverlapPolicy::default(),
+            misfire: MisfirePolicy::default(),
+            params: serde_json::Map::new(),
+        }
+    }
+
+    /// The same with a schedule.
+    #[must_use]
+    pub fn with_schedule(mut self, schedule: ScheduleSpec) -> Self {
+        self.schedule = Some(schedule);
+        self
+    }
+
+    /// The same with another overlap policy.
+    #[must_use]
+    pub fn with_overlap(mut self, overlap: OverlapPolicy) -> Self {
+        self.overlap = overlap;
+        self
+    }
+
     /// Checks everything that the types don't.
     ///
     /// # Errors

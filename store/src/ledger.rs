@@ -82,6 +82,8 @@ pub trait Ledger: Send + Sync + 'static {
 
     /// What the shards of an execution share; `None` if there is no such execution.
     async fn execution_head(&self, execution: ExecutionId) -> Result<Option<ExecutionHead>>;
+    /// The same of many at once; those that do not exist are left out. An error if one of them can't be read.
+    async fn execution_heads(&self, executions: &[ExecutionId]) -> Result<Vec<ExecutionHead>>;
     /// Claims a batch. An attempt that is already running at this owner (the answer to an earlier call was lost) is claimed.
     async fn claim(&self, owner: Incarnation, attempts: &[AttemptRef], now_ms: i64) -> Result<Verdicts<Claimed>>;
     /// Records a batch of ends, with results, history, redispatches, dead letters and the executions' counters, in one

@@ -117,7 +117,11 @@ impl Ledger for SqlLedger {
     }
 
     async fn execution_head(&self, execution: ExecutionId) -> Result<Option<ExecutionHead>> {
-        with_retries!(self.read_head(execution))
+        Ok(self.execution_heads(&[execution]).await?.pop())
+    }
+
+    async fn execution_heads(&self, executions: &[ExecutionId]) -> Result<Vec<ExecutionHead>> {
+        with_retries!(self.read_heads(executions))
     }
 
     async fn claim(&self, owner: Incarnation, attempts: &[AttemptRef], now_ms: i64) -> Result<Verdicts<Claimed>> {
