@@ -12,14 +12,15 @@ use shardcron_store::{Ledger, SqlArg};
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 use testkit::{RabbitMq, Redis, Sql};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const VICTIM_PATIENCE: Duration = Duration::from_secs(20);
 /// A network that is slow also stands still for this long.
 const STALL: Duration = Duration::from_secs(2);
-/// A port that is not taken again within this time: the start itself has failed, and says why.
-const ACCEPT_PATIENCE: Duration = Duration::from_secs(120);
+/// A service that says nothing within this time: its start has failed, and says why.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(120);
 
 /// A shard that the victim had in hand.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub struct Held {
 pub struct Injected {
     /// When the fault began, milliseconds UTC.
     pub at_ms: i64,
-    /// When it was over: a service took connections again, a wire was whole, a process was woken or replaced.
+    /// When it was over: a service answered again, a wire was whole, a process was woken or replaced.
     pub back_ms: i64,
     /// The process, if the fault was on one of ours.
     pub victim: Option<String>,
@@ -122,14 +123,14 @@ impl Active {
                 now_ms()
             }
             (Fault::Killed | Fault::Wiped, None) => {
-                let port = links.port(end_of(self.cell.part)?);
+                let end = end_of(self.cell.part)?;
                 let wiped = self.cell.fault == Fault::Wiped;
                 let up = with_service(&mut session.services, self.cell.part, move |s| {
                     if wiped { s.restart_wiped() } else { s.restart() }
                 });
-                let (up, accepted) = tokio::join!(up, first_accept(port));
+                let (up, answered) = tokio::join!(up, first_answer(end, links.port(end)));
                 up?;
-                accepted
+                answered
             }
             _ => {
                 links.heal(&self.reach)?;
@@ -155,16 +156,27 @@ async fn blocking_cut(links: &Links, reach: &Reach) -> Result<()> {
     tokio::task::spawn_blocking(move || links.cut(&reach)).await.context("cutting")
 }
 
-/// When the port takes a connection: earlier than what waits for a whole answer would say.
-async fn first_accept(port: u16) -> i64 {
-    let until = Instant::now() + ACCEPT_PATIENCE;
+/// When the service says its first word: earlier than what the test kit waits for, and what everybody's reconnecting can see.
+async fn first_answer(end: End, port: u16) -> i64 {
+    let until = Instant::now() + ANSWER_PATIENCE;
     while Instant::now() < until {
-        if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok() {
+        if let Ok(Ok(())) = tokio::time::timeout(ANSWER_PATIENCE, answers(end, port)).await {
             break;
         }
         tokio::time::sleep(LOOK_EVERY / 4).await;
     }
     now_ms()
+}
+
+/// A database greets by itself; RabbitMQ answers to its protocol's header, Redis to a command.
+async fn answers(end: End, port: u16) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
+    match end {
+        End::RabbitMq => stream.write_all(b"AMQP\x00\x00\x09\x01").await?,
+        End::Redis => stream.write_all(b"PING\r\n").await?,
+        End::MySql => {}
+    }
+    stream.read_exact(&mut [0]).await.map(drop)
 }
 
 async fn leader(session: &Session) -> Result<String> {

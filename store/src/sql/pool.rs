@@ -416,3 +416,29 @@ fn create_private(path: &Path) -> Outcome<()> {
         })),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sql::SqlOptions;
+
+    /// A worker or leader that is frozen within a transaction must not keep the others out for as long as it sleeps.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_stands_still_within_a_transaction_loses_its_locks() {
+        let url = tokio::task::spawn_blocking(|| testkit::shared().fresh_database()).await.expect("a database");
+        let [frozen, other] = [1, 2].map(|_| SqlOptions { max_connections: 2, ..SqlOptions::default() });
+        let (frozen, other) =
+            (Db::mysql(&url, &frozen).await.expect("connect"), Db::mysql(&url, &other).await.expect("connect"));
+        other
+            .script("CREATE TABLE t (id INT PRIMARY KEY, n INT) ENGINE=InnoDB; INSERT INTO t VALUES (1, 0)")
+            .await
+            .expect("t");
+        let mut held = frozen.begin().await.expect("begin");
+        held.run("UPDATE t SET n = n + 1 WHERE id = 1", &[]).await.expect("the lock");
+        // Would fail after `innodb_lock_wait_timeout`, which is 10 s here.
+        other.run("UPDATE t SET n = n + 10 WHERE id = 1", &[]).await.expect("the row is free in time");
+        assert!(held.commit().await.is_err(), "who wakes up is told that nothing of it counts");
+        let rows = other.rows("SELECT n FROM t WHERE id = 1", &[]).await.expect("the row");
+        assert_eq!(rows, [Row(vec![Value::Int(10)])]);
+    }
+}
