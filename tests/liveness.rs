@@ -10,7 +10,7 @@ use shardcron_domain::{ExecutionId, Incarnation};
 use shardcron_store::Ledger;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
-use support::Cluster;
+use support::{Cluster, slack};
 
 const BOUND: Duration = Duration::from_secs(60);
 /// What `Cluster` gives its workers.
@@ -73,9 +73,11 @@ fn a_killed_workers_shards_run_elsewhere_within_lost_after_and_two_seconds() {
     cluster.start_all(1, 1);
     let (id, took) = kill_and_measure(&mut cluster, "steps", 4);
     println!("taken over after {took:?}");
-    assert!(took <= LOST_AFTER + Duration::from_secs(2), "taken over after {took:?}");
+    assert!(took <= (LOST_AFTER + Duration::from_secs(2)) * slack(), "taken over after {took:?}");
     assert_steps(&cluster, id);
-    assert_eq!(outcomes(&cluster, id).iter().filter(|o| *o == "worker_lost").count(), 4);
+    // Some by the supervisor, and some perhaps by a worker that got the message when the heartbeat had already ended.
+    let lost = |o: &String| o == "worker_lost" || o == "taken_over";
+    assert_eq!(outcomes(&cluster, id).iter().filter(|o| lost(o)).count(), 4);
 }
 
 /// The bound of the design: one second. Whoever gets the messages that come again goes on from the checkpoints.
@@ -88,7 +90,7 @@ fn with_takeover_immediate_they_do_within_one_second() {
     cluster.start_all(1, 1);
     let (id, took) = kill_and_measure(&mut cluster, "steps", 4);
     println!("taken over after {took:?}");
-    assert!(took <= Duration::from_secs(1), "taken over after {took:?}");
+    assert!(took <= Duration::from_secs(1) * slack(), "taken over after {took:?}");
     // Its successor dies too: the same messages come a third time, and stand for the second attempts.
     cluster.start("worker", "worker-3");
     cluster.wait_workers(2);
@@ -99,7 +101,7 @@ fn with_takeover_immediate_they_do_within_one_second() {
         let now = owners(&cluster, id);
         now.len() == 4 && now.iter().all(|owner| !second.contains(owner))
     });
-    assert!(began.elapsed() <= Duration::from_secs(1), "taken over again after {:?}", began.elapsed());
+    assert!(began.elapsed() <= Duration::from_secs(1) * slack(), "taken over again after {:?}", began.elapsed());
     assert_steps(&cluster, id);
     assert_eq!(outcomes(&cluster, id).iter().filter(|o| *o == "taken_over").count(), 8);
 }
@@ -180,8 +182,8 @@ fn port_of(url: &str) -> u16 {
 fn r_02_poison_does_not_burn_its_neighbours() {
     let mut cluster = Cluster::on_services();
     cluster.set("SHARDCRON_WORKER_TIERS", "core=10");
-    cluster.set("SHARDCRON_WORKER_LOST_AFTER", "1s");
-    let script = "if [ $SHARDCRON_SHARD_INDEX = 3 ]; then kill -ABRT $PPID; fi; sleep 0.2";
+    // It takes a moment to do it, as running out of memory does. What still runs beside it then loses a try each time.
+    let script = "sleep 0.1; if [ $SHARDCRON_SHARD_INDEX = 3 ]; then sleep 1; kill -ABRT $PPID; fi";
     cluster.apply(&exec("poison", 10, script, "").replace("attempts = 3", "attempts = 4"));
     cluster.start_all(1, 0);
     let mut workers = 0;
@@ -241,7 +243,7 @@ fn h_04_a_worker_that_restarts_under_its_name_does_not_vouch_for_the_dead_one() 
         let now = owners(&cluster, id);
         now.len() == 4 && now.iter().all(|owner| !orphaned.contains(owner))
     });
-    assert!(began.elapsed() <= LOST_AFTER + Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(began.elapsed() <= (LOST_AFTER + Duration::from_secs(2)) * slack(), "{:?}", began.elapsed());
     assert_eq!(cluster.wait_end(id, BOUND).phase, Phase::Success);
     assert_eq!(outcomes(&cluster, id).iter().filter(|o| *o == "worker_lost").count(), 4);
     cluster.assert_exact(id, 4);
@@ -268,7 +270,7 @@ fn i_06_a_killed_cluster_leaves_no_lock_behind() {
     let began = Instant::now();
     let row = cluster.wait_end(first, BOUND);
     assert_eq!(row.phase, Phase::Success, "the old one has a final state");
-    assert!(began.elapsed() <= LOST_AFTER * 2 + Duration::from_secs(6), "{:?}", began.elapsed());
+    assert!(began.elapsed() <= (LOST_AFTER * 2 + Duration::from_secs(6)) * slack(), "{:?}", began.elapsed());
     let second = cluster.trigger("only");
     assert_eq!(cluster.wait_end(second, BOUND).phase, Phase::Success);
 }
@@ -301,4 +303,37 @@ fn t_05_a_waiting_retry_is_the_running_execution() {
     assert_eq!(overlapping, 0, "never two at once");
     let tries = cluster.number("SELECT COUNT(*) FROM attempts WHERE outcome = 'failed'");
     assert!(tries >= 6, "{tries}");
+}
+
+/// RabbitMQ closes the channel of a consumer that does not ack for `consumer_timeout`. A shard that takes longer is neither lost nor
+/// run twice, whether the horizon was set too high (its channel is closed under it, and its message comes again) or right (it is
+/// acked before).
+#[test]
+fn a_shard_that_outlives_the_consumer_timeout_runs_once() {
+    let low = "[{rabbit, [{consumer_timeout, 3000}, {channel_tick_interval, 500}]}].\n";
+    let rabbit = testkit::RabbitMq::start_with(low).unwrap();
+    let services = testkit::shared();
+    let redis = services.redis_url().to_owned();
+    let mut cluster = Cluster::on(&services.fresh_database(), Some(rabbit.amqp_url()), Some(redis));
+    let file = cluster.path("effects");
+    cluster.apply(&exec("long", 4, &format!("echo x >> {}; sleep 7", file.display()), ""));
+    cluster.start_all(1, 0);
+    for (round, horizon) in [(1, "10m"), (2, "1s")] {
+        cluster.set("SHARDCRON_WORKER_ACK_HORIZON", horizon);
+        let names = [format!("worker-{round}a"), format!("worker-{round}b")];
+        for name in &names {
+            cluster.start("worker", name);
+        }
+        cluster.wait_workers(2);
+        let id = cluster.trigger("long");
+        assert_eq!(cluster.wait_end(id, BOUND).phase, Phase::Success);
+        assert_eq!(outcomes(&cluster, id), ["success"; 4], "with a horizon of {horizon}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap().lines().count(), 4 * round, "each once");
+        cluster.assert_exact(id, 4);
+        let closed = names.iter().any(|name| cluster.log(name).contains("consumer's channel was lost"));
+        assert_eq!(closed, round == 1, "the server's timeout strikes with a horizon of {horizon}");
+        for name in &names {
+            cluster.terminate(name, Duration::from_secs(10));
+        }
+    }
 }

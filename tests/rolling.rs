@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use shardcron_domain::execution::Phase;
 use shardcron_store::Ledger;
 use std::time::{Duration, Instant};
-use support::Cluster;
+use support::{Cluster, slack};
 
 const BOUND: Duration = Duration::from_secs(60);
 
@@ -24,7 +24,7 @@ fn h_05_a_rolling_restart_of_everything_costs_nothing() {
     cluster.apply(&format!(
         "[job.tick]\nschedule = {{ cron = \"* * * * * *\" }}\nhandler = {{ rust = \"noop\" }}\noverlap = \"allow\"\n\
          [job.done]\nhandler = {{ rust = \"noop\" }}\n\
-         [job.load]\nshards = {{ modulo = 60 }}\noverlap = \"allow\"\n\
+         [job.load]\ntier = \"bulk\"\nshards = {{ modulo = 60 }}\noverlap = \"allow\"\n\
          handler = {{ exec = [\"sh\", \"-c\", \"echo x >> {}; sleep 0.3\"] }}\n\
          [job.many]\nshards = {{ modulo = 2000 }}\nhandler = {{ rust = \"noop\" }}\noverlap = \"allow\"\n",
         effects.display()
@@ -45,7 +45,7 @@ fn h_05_a_rolling_restart_of_everything_costs_nothing() {
         loads.push((cluster.trigger("many"), 2_000));
         let role = name.split('-').next().unwrap().to_owned();
         let took = cluster.terminate(&name, Duration::from_secs(20));
-        assert!(took < Duration::from_secs(8), "{name} took {took:?}");
+        assert!(took < Duration::from_secs(8) * slack(), "{name} took {took:?}");
         cluster.start(&role, &name);
         if role == "worker" {
             cluster.wait_workers(3);
@@ -57,16 +57,19 @@ fn h_05_a_rolling_restart_of_everything_costs_nothing() {
         assert_eq!(cluster.wait_end(*id, BOUND).phase, Phase::Success);
         cluster.assert_exact(*id, *shards);
     }
-    assert_eq!(cluster.number("SELECT COUNT(*) FROM shards WHERE attempt > 1"), 0, "every shard in its first attempt");
+    let outcomes =
+        cluster.block_on(cluster.ledger().query("SELECT outcome, COUNT(*) FROM attempts GROUP BY outcome", &[]));
+    let again = cluster.number("SELECT COUNT(*) FROM shards WHERE attempt > 1");
+    assert_eq!(again, 0, "every shard in its first attempt: {outcomes:?}");
     assert_eq!(std::fs::read_to_string(&effects).unwrap().lines().count(), 5 * 60, "each program ran once");
     let late = cluster.number(&format!(
         "SELECT MAX(e.fired_ms - e.nominal_ms) FROM executions e JOIN jobs j ON j.id = e.job_id \
          WHERE j.name = 'tick' AND e.nominal_ms > {since}"
     ));
     println!("latest firing: {late} ms");
-    assert!(late <= 1_000, "a firing was {late} ms late");
+    assert!(late <= 1_000 * i64::from(slack()), "a firing was {late} ms late");
     let seconds = cluster.number(&format!(
-        "SELECT (MAX(e.nominal_ms) - MIN(e.nominal_ms)) / 1000 + 1 - COUNT(*) FROM executions e \
+        "SELECT MAX(e.nominal_ms) - MIN(e.nominal_ms) - 1000 * (COUNT(*) - 1) FROM executions e \
          JOIN jobs j ON j.id = e.job_id WHERE j.name = 'tick' AND e.nominal_ms > {since}"
     ));
     assert_eq!(seconds, 0, "every second once");
@@ -123,7 +126,7 @@ fn h_03_twenty_restarts_lose_no_second() {
             cluster.kill("scheduler-1");
         }
     }
-    let missing = cluster.number("SELECT (MAX(nominal_ms) - MIN(nominal_ms)) / 1000 + 1 - COUNT(*) FROM executions");
+    let missing = cluster.number("SELECT MAX(nominal_ms) - MIN(nominal_ms) - 1000 * (COUNT(*) - 1) FROM executions");
     assert_eq!(missing, 0, "of {}", executions(&cluster));
     let twice = "SELECT COUNT(*) - COUNT(DISTINCT nominal_ms) FROM executions";
     assert_eq!(cluster.number(twice), 0);
@@ -164,9 +167,9 @@ fn e_05_twenty_elections_stop_no_job() {
         cluster.number(&format!("SELECT COUNT(*) FROM executions WHERE epoch >= {last}")) > 0
     });
     assert!(last >= 20, "{last} epochs");
-    let missing = cluster.number("SELECT (MAX(nominal_ms) - MIN(nominal_ms)) / 1000 + 1 - COUNT(*) FROM executions");
+    let missing = cluster.number("SELECT MAX(nominal_ms) - MIN(nominal_ms) - 1000 * (COUNT(*) - 1) FROM executions");
     assert_eq!(missing, 0, "every instant ran");
     let late = cluster.number("SELECT MAX(fired_ms - nominal_ms) FROM executions");
     let bound = (ttl + Duration::from_secs(5)).as_millis() as i64;
-    assert!(late <= bound, "the latest was {late} ms late");
+    assert!(late <= bound * i64::from(slack()), "the latest was {late} ms late");
 }

@@ -35,6 +35,9 @@ use tokio_util::sync::CancellationToken;
 /// The wait before a claim that came too early (clocks differ) is tried again.
 const TOO_EARLY: Duration = Duration::from_secs(1);
 
+/// Attempts that take this long are not what one claims ahead for.
+const LONG: Duration = Duration::from_secs(1);
+
 /// What a consumer is made of.
 #[derive(Clone)]
 pub(super) struct Parts {
@@ -440,8 +443,10 @@ impl Handler<Finished> for ConsumerActor {
         self.pace.observe(took.as_secs_f64() * 1_000.0);
         telemetry::attempt(&self.parts.tier.name, end.word(), took.as_secs_f64());
         // Work has turned long: what was claimed ahead for short work would wait here for longer than anybody expects, and be
-        // taken for hung.
-        self.give_back_ready(2 * self.pace.ahead(self.parts.tier.concurrency), ctx);
+        // taken for hung. A hiccup of the machine is not that.
+        if took >= LONG {
+            self.give_back_ready(2 * self.pace.ahead(self.parts.tier.concurrency), ctx);
+        }
         match end {
             End::Record(ended) => self.record(ended, ctx),
             End::Committed => {

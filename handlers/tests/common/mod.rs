@@ -352,12 +352,6 @@ impl<P: Port> Ledger for Narrow<P> {
     async fn tally(&self, _: ExecutionId) -> Result<(Tally, u64)> {
         not_here()
     }
-    async fn idle_since(&self, _: &[JobId]) -> Result<Vec<(JobId, Option<i64>)>> {
-        not_here()
-    }
-    async fn arm(&self, _: Epoch, _: &[Arming]) -> Result<Vec<Arming>> {
-        not_here()
-    }
     async fn rows_done(&self, _: ExecutionId) -> Result<u64> {
         not_here()
     }

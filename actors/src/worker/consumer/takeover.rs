@@ -80,6 +80,7 @@ impl Handler<TakeOversSettled> for ConsumerActor {
                     answered.push(message);
                 }
                 None => {
+                    tracing::debug!(attempt = %message, "a delivery is not wanted: its owner may live, and the supervisor decides");
                     telemetry::refused("claim", "already_running");
                     answered.push(message);
                 }

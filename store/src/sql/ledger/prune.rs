@@ -12,7 +12,7 @@ use shardcron_domain::execution::Phase;
 use shardcron_domain::limits::PRUNE_ROWS;
 
 /// Executions that one look passes over.
-const LOOK: usize = 500;
+const LOOK: usize = 2_000;
 /// The tables of an execution's shards, with their keys.
 const PARTS: [(&str, &str); 4] = [
     ("redispatch", "execution_id, shard_index"),
