@@ -79,7 +79,7 @@ fn prune_deletes_what_its_own_source_no_longer_names() {
     let gone: Vec<&Value> = pruned.as_array().unwrap().iter().filter(|j| j["outcome"] == "deleted").collect();
     assert_eq!(gone.iter().map(|j| j["name"].as_str().unwrap()).collect::<Vec<_>>(), ["three"]);
     assert_eq!(names(&cluster), ["one", "other", "two"]);
-    assert!(words(&cluster.cli(&["jobs", "apply", "/dev/null", "--prune"])).contains("/dev/null"));
+    assert!(words(&cluster.cli(&["jobs", "apply", "/dev/null", "--prune"])).contains("--source NAME"));
     assert!(cluster.cli(&["jobs", "delete", "other"]).status.success());
     assert_eq!(cluster.cli(&["jobs", "delete", "other"]).status.code(), Some(2), "no such job any more");
     assert_eq!(names(&cluster), ["one", "two"]);
@@ -255,4 +255,36 @@ fn f2_a_schedule_that_can_not_be_computed_is_a_decision() {
     let decision = cluster.block_on(cluster.ledger().decisions(a.id, 0, i64::MAX, 9)).unwrap().remove(0);
     assert!(decision.reason.unwrap().contains("61 is not from 0 to 23"));
     assert!(cluster.json(&["jobs", "list"])["jobs"][0]["state"].as_str().unwrap().starts_with("invalid"));
+}
+
+/// What is imported is a job file like any other: valid, and applied as it is.
+#[test]
+fn imported_job_files_are_valid_and_can_be_applied() {
+    let cluster = Cluster::embedded();
+    let tab = write(&cluster, "tab", "CRON_TZ=America/New_York\n* 3 * * * /opt/nightly.sh\n@reboot /opt/start\n");
+    let dump = write(
+        &cluster,
+        "dump.sql",
+        "INSERT INTO `xxl_job_info` (id, job_group, job_desc, schedule_type, schedule_conf, executor_handler, glue_type) \
+         VALUES (1, 1, 'it\\'s', 'CRON', '0 0 2 ? * 2-6', 'settle', 'BEAN');",
+    );
+    let out = |name: &str| cluster.path(name).display().to_string();
+    let crontab = cluster.cli(&["import", "crontab", &tab, "--output", &out("a.toml")]);
+    assert!(crontab.status.success() && words(&crontab).contains("1 carried over, 1 not"), "{}", words(&crontab));
+    let xxl = cluster.json(&["import", "xxl-job", &dump, "--timezone", "Asia/Shanghai", "--output", &out("b.toml")]);
+    assert_eq!(xxl["jobs"], 1);
+    let again = cluster.cli(&["import", "crontab", &tab, "--output", &out("a.toml")]);
+    assert_eq!(again.status.code(), Some(1), "an existing file is not replaced");
+    let printed = cluster.cli(&["import", "crontab", &tab]);
+    assert_eq!(String::from_utf8_lossy(&printed.stdout), std::fs::read_to_string(out("a.toml")).unwrap());
+    let valid = cluster.json(&["jobs", "validate", &out("a.toml")]);
+    assert_eq!(valid["valid"], json!(["nightly"]));
+    assert!(valid["hints"][0]["hint"].as_str().unwrap().contains("fires 60 times"), "{valid}");
+    for file in ["a.toml", "b.toml"] {
+        assert!(cluster.cli(&["jobs", "apply", &out(file)]).status.success());
+    }
+    assert_eq!(names(&cluster), ["nightly", "settle"]);
+    let next = cluster.json(&["jobs", "next", "settle", "--from", "2026-11-27T20:00:00Z", "--count", "1"]);
+    assert_eq!(next[0]["next"], json!(["2026-11-29T18:00:00Z"]), "Monday 02:00 in Shanghai");
+    assert_eq!(cluster.cli(&["import", "xxl-job", &tab]).status.code(), Some(2));
 }
