@@ -137,8 +137,7 @@ mod tests {
     #[test]
     fn what_is_recorded_anyway_stays_and_is_no_firing() {
         let scope = Scope { tiers: BTreeSet::new(), at_most_every: Some(Span::secs(10)) };
-        let skipped =
-            Intent::Record { nominal_ms: 0, kind: DecisionKind::SkippedMisfire, reason: "missed".into() };
+        let skipped = Intent::Record { nominal_ms: 0, kind: DecisionKind::SkippedMisfire, reason: "missed".into() };
         assert_eq!(scope.thin_out(vec![skipped.clone(), fire(1)], None), [skipped, fire(1)]);
     }
 

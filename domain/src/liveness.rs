@@ -190,9 +190,8 @@ mod tests {
         let who = Incarnation(uuid::Uuid::from_u128(1));
         let (mut stores, mut observer) = (TwoStores::default(), Observer::default());
         let mut judge = |first, second, now_ms| {
-            let sighting = stores
-                .age(who, first, second, 15_000)
-                .map_or(Sighting::Absent, |age_ms| Sighting::Beat { age_ms });
+            let sighting =
+                stores.age(who, first, second, 15_000).map_or(Sighting::Absent, |age_ms| Sighting::Beat { age_ms });
             observer.judge(who, sighting, 15_000, now_ms)
         };
         // An hour ago it had to beat the second store; now the first one goes away.

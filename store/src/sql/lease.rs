@@ -21,7 +21,7 @@ pub struct LedgerLease {
 impl LedgerLease {
     /// Who holds it now, if it has not expired.
     async fn current(&self) -> Outcome<Option<String>> {
-        let now = self.ledger.db.dialect().now_ms();
+        let now = self.ledger.now_ms();
         let sql = format!("SELECT token FROM lease WHERE name = ? AND expires_ms > {now}");
         let rows = self.ledger.db.rows(&sql, &[self.name.as_str().into()]).await?;
         rows.first().map(|row| row.text(0)).transpose()
@@ -29,7 +29,7 @@ impl LedgerLease {
 
     async fn take(&self, token: &str, ttl_ms: i64) -> Outcome<LeaseAnswer> {
         let db = &self.ledger.db;
-        let now = db.dialect().now_ms();
+        let now = self.ledger.now_ms();
         let name = Value::from(self.name.as_str());
         // Compare and set in one statement: the row's own lock keeps the others out. A stand-in's lease is as good as free to a
         // scheduler; a prefix of no token at all is free to nobody.
@@ -39,14 +39,7 @@ impl LedgerLease {
              (token = ? OR expires_ms <= {now} OR (? <> '' AND SUBSTR(token, 1, {}) = ?))",
             STAND_IN_PREFIX.len()
         );
-        let args = [
-            token.into(),
-            ttl_ms.into(),
-            name.clone(),
-            token.into(),
-            free_to_me.into(),
-            free_to_me.into(),
-        ];
+        let args = [token.into(), ttl_ms.into(), name.clone(), token.into(), free_to_me.into(), free_to_me.into()];
         if db.run(&update, &args).await? == 1 {
             return Ok(LeaseAnswer::Mine);
         }
@@ -63,7 +56,7 @@ impl LedgerLease {
     }
 
     async fn extend(&self, token: &str, ttl_ms: i64) -> Outcome<LeaseAnswer> {
-        let now = self.ledger.db.dialect().now_ms();
+        let now = self.ledger.now_ms();
         let update =
             format!("UPDATE lease SET expires_ms = {now} + ? WHERE name = ? AND token = ? AND expires_ms > {now}");
         let args = [ttl_ms.into(), self.name.as_str().into(), token.into()];
