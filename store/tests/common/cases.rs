@@ -77,6 +77,7 @@ pub fn beat(who: Incarnation, running: u32) -> WorkerBeat {
         tiers: vec![("core".into(), 8)],
         running,
         draining: false,
+        modes: vec!["redis_away".into()],
     }
 }
 
