@@ -89,10 +89,15 @@ fn redis_away_and_back_empty_changes_nothing() {
     }
     let health = cluster.health(&leader);
     assert_eq!((&health["status"], &health["leading"]), (&"degraded".into(), &true.into()), "{health}");
-    let report = cluster.json(&["doctor"]);
-    let said = |words: &str| report.as_array().unwrap().iter().any(|c| c["detail"].as_str().unwrap().contains(words));
-    assert!(said("Meanwhile lease, heartbeats and idempotency go by the ledger"), "{report}");
-    assert!(said("redis_away, say worker-1, worker-2"), "{report}");
+    for words in [
+        "Meanwhile lease, heartbeats and idempotency go by the ledger",
+        // With their next beat, which goes to the ledger.
+        "redis_away, say worker-1, worker-2: lease, heartbeats",
+    ] {
+        wait_for(&format!("'{words}' from the doctor"), Duration::from_secs(10), || {
+            cluster.json(&["doctor"]).as_array().unwrap().iter().any(|c| c["detail"].as_str().unwrap().contains(words))
+        });
+    }
     // Well beyond the lease's time and lost-after: nobody has stepped down, fenced itself or lost a shard.
     wait_fired(&cluster, 5 * 5, BOUND);
     assert_eq!(cluster.wait_end(long, BOUND).phase, Phase::Success);
