@@ -5,7 +5,6 @@
 mod support;
 
 use shardcron_domain::execution::Phase;
-use shardcron_store::Ledger;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 use support::Cluster;
