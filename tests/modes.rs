@@ -70,7 +70,7 @@ fn redis_away_and_back_empty_changes_nothing() {
     let mut redis = Redis::start().unwrap();
     let mut cluster = on_private_redis(&redis);
     cluster.apply(
-        &(ticking("core", 5, "1m") + "[job.long]\nhandler = { exec = [\"sleep\", \"8\"] }\nshards = { modulo = 4 }\n"),
+        &(ticking("core", 5, "1m") + "[job.long]\nhandler = { exec = [\"sleep\", \"4\"] }\nshards = { modulo = 4 }\n"),
     );
     cluster.start_all(2, 2);
     let (leader, epoch) = cluster.wait_leader(0);
