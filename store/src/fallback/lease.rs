@@ -2,7 +2,7 @@
 //!
 //! | | |
 //! | --- | --- |
-//! | who waits | asks Redis only, as long as it answers: the ledger is spared |
+//! | who waits | asks Redis for the key, as long as it answers, and leaves the row alone |
 //! | who has Redis' key | also takes the ledger's row, and leads only with it; held by another, the key is given back |
 //! | who can't reach Redis | tries the ledger's row, and finds it held while anybody leads |
 //! | the leader | renews both; it leads as long as it renews the row, with or without the key |
