@@ -140,6 +140,14 @@ impl Cluster {
         Ok(())
     }
 
+    /// SIGKILL for all: what follows is to have the machine to itself.
+    pub fn kill_all(&mut self) {
+        for mut process in self.running.drain(..) {
+            let _ = process.child.kill();
+            let _ = process.child.wait();
+        }
+    }
+
     /// An error if a process has ended by itself, which none should, with the end of its log.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ mod ceilings;
 mod cluster;
 mod handlers;
 mod oracle;
+mod peers;
 mod procfs;
 mod report;
 mod rows;
