@@ -1,6 +1,7 @@
 //! The ledger's port over SQL, one file for each duty.
 
 mod claim;
+mod delayed;
 mod dispatch;
 mod fire;
 mod jobs;
@@ -78,6 +79,14 @@ impl Ledger for SqlLedger {
             return Ok(Vec::new());
         }
         with_retries!(self.write_firings(epoch, intents, now_ms))
+    }
+
+    async fn idle_since(&self, jobs: &[JobId]) -> Result<Vec<(JobId, Option<i64>)>> {
+        with_retries!(self.read_idle(jobs))
+    }
+
+    async fn arm(&self, epoch: Epoch, arming: &[Arming]) -> Result<Vec<Arming>> {
+        with_retries!(self.write_arming(epoch, arming))
     }
 
     async fn decision(&self, job: JobId, fire_key: &str) -> Result<Option<DecisionRow>> {
