@@ -164,14 +164,14 @@ impl Cluster {
         Ok(())
     }
 
-<<<<<<< HEAD
     /// SIGKILL for all: what follows is to have the machine to itself.
     pub fn kill_all(&mut self) {
         for mut process in self.running.drain(..) {
             let _ = process.child.kill();
             let _ = process.child.wait();
         }
-=======
+    }
+
     /// A signal to a process, such as SIGSTOP.
     ///
     /// # Errors
@@ -185,7 +185,6 @@ impl Cluster {
     /// All of a process's log.
     pub fn log(&self, name: &str) -> String {
         std::fs::read_to_string(self.log_of(name)).unwrap_or_default()
->>>>>>> main
     }
 
     /// An error if a process has ended by itself, which none should, with the end of its log.

@@ -81,18 +81,13 @@ pub async fn run(args: PrecisionArgs) -> Result<bool> {
     let options =
         ClusterOptions { variables: vec![("SHARDCRON_LOG_FILTER", "warn".to_owned())], ..ClusterOptions::default() };
     let mut session = Session::open(args.services.clone(), options, voice).await?;
-<<<<<<< HEAD
     let mut measured = measure(&mut session, &args).await;
     if let (Ok(answer), true) = (&mut measured, args.peers) {
         session.cluster.kill_all();
         let load = peers::Load { jobs: args.jobs.min(PEER_JOBS), seconds: args.seconds };
         answer.peers = peers::measure(load, &session.services.redis_url, |what| session.voice.phase(what)).await?;
     }
-    let closed = session.close().await;
-=======
-    let measured = measure(&mut session, &args).await;
     let closed = session.close(&[crate::session::TIER]).await;
->>>>>>> main
     let answer = measured?;
     closed?;
     if args.json {
