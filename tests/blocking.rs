@@ -17,6 +17,7 @@ const BOUND: Duration = Duration::from_secs(60);
 struct Blocks;
 
 #[async_trait]
+#[allow(clippy::disallowed_methods, reason = "to block its thread is what the handler is for")]
 impl ShardHandler for Blocks {
     async fn run(&self, _: ShardContext) -> Result<ShardOutput, ShardError> {
         std::thread::sleep(Duration::from_secs(120));

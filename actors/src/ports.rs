@@ -4,6 +4,7 @@ use crate::clock::Clock;
 use crate::entropy::Entropy;
 use crate::io::Io;
 use crate::ledger_time::LedgerTime;
+use crate::modes::Modes;
 use shardcron_broker::Broker;
 use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, Presence};
 use std::future::Future;
@@ -28,6 +29,8 @@ pub struct Ports {
     pub ledger_time: LedgerTime,
     /// The dice.
     pub entropy: Arc<dyn Entropy>,
+    /// The degraded modes that this process is in.
+    pub modes: Modes,
     /// Where I/O runs.
     pub io: Io,
     /// Where users' own code runs. What blocks there keeps no heartbeat and no connection waiting.

@@ -7,6 +7,8 @@
 //! `WHERE` clauses, and one conformance suite runs against every adapter.
 
 pub mod error;
+pub mod fallback;
+pub mod job_rows;
 pub mod lease;
 pub mod ledger;
 pub mod presence;
@@ -15,6 +17,7 @@ pub mod rows;
 pub mod sql;
 
 pub use error::{Result, StoreError};
+pub use job_rows::*;
 pub use lease::{IdempotencyHint, IdempotencyStore, LeaseAnswer, LeaseStore, NoIdempotency};
 pub use ledger::Ledger;
 pub use presence::{Presence, SeenWorker, WorkerBeat};

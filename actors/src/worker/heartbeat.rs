@@ -60,6 +60,7 @@ impl HeartbeatActor {
         self.beat.running = self.shared.running.load(Ordering::Relaxed);
         self.beat.progress = self.shared.progress.counts();
         self.beat.draining = self.shared.draining.load(Ordering::Relaxed);
+        self.beat.modes = self.ports.modes.names();
         let (beat, lost_after) = (self.beat.clone(), self.lost_after);
         let (presence, sent_ms, me) = (self.ports.presence.clone(), self.ports.clock.mono_ms(), ctx.address());
         // Bounded, so that one call that hangs does not take the place of the next.
@@ -104,6 +105,7 @@ fn beat(ports: &Ports, incarnation: Incarnation, options: &WorkerOptions) -> Wor
         running: 0,
         draining: false,
         progress: Vec::new(),
+        modes: ports.modes.names(),
     }
 }
 
