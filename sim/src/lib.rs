@@ -10,6 +10,7 @@
 //! rules of *when to do what* are written down a second time, and the conformance suites and the tests on real services hold
 //! the first writing to the same promises.
 
+pub mod cluster;
 pub mod guard;
 pub mod model;
 pub mod world;
