@@ -199,7 +199,7 @@ impl Ledger for SimLedger {
         let effect = move |world: &World| {
             let named: Vec<AttemptRef> = attempts.iter().map(|at| world.renamed(*at)).collect();
             let answer = world.real(world.sql().claim(owner, &named, now_ms));
-            told(world, answer, |v| world.oracle(|o| o.claimed((life, owner), &attempts, v, now_ms)))
+            told(world, answer, |v| world.oracle(|o| o.claimed((life, owner), &attempts, v, (now_ms, world.now_ms()))))
         };
         self.write("claim", effect).await
     }

@@ -248,6 +248,7 @@ impl Life {
     /// The process is about to act as the leader. What it had begun before a pause it can't take back.
     pub(crate) fn acts(&self) {
         let (world, now) = (&self.world, self.world.now_ms());
+        self.note("fires", &());
         if world.net(|net| net.resumed[self.id.node]) < now {
             world.check(world.oracle(|o| o.acts(self.id, now, world.plan.lease_ttl_ms)));
         }

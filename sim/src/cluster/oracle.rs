@@ -92,6 +92,10 @@ impl Oracle {
         self.runs.get(&at.execution)?.rows.get(at.index as usize)
     }
 
+    fn row_mut(&mut self, at: AttemptRef) -> Option<&mut Row> {
+        self.runs.get_mut(&at.execution)?.rows.get_mut(at.index as usize)
+    }
+
     // ---- leaders ------------------------------------------------------------------------------------------------------
 
     pub(crate) fn epoch_begun(&mut self, epoch: Epoch) -> Checked {
@@ -134,8 +138,11 @@ impl Oracle {
             let key = (intent.job, intent.fire_key.clone());
             match (outcome, &intent.action) {
                 (FireOutcome::Fired(id), FireAction::Fire(new)) => {
-                    if self.keys.contains_key(&key) {
-                        invariants::check_fire_key(&intent.fire_key, 2)?;
+                    match self.keys.get(&key) {
+                        // The answer to an earlier call was lost, and this is the same execution.
+                        Some(Some(known)) if known == id => continue,
+                        Some(_) => invariants::check_fire_key(&intent.fire_key, 2)?,
+                        None => {}
                     }
                     self.keys.insert(key, Some(*id));
                     let shards = new.plan.count();
@@ -205,9 +212,6 @@ impl Oracle {
             (Ok((next, effect)), Ok(())) => {
                 invariants::check_accepted(at.attempt, &row.shard)?;
                 invariants::check_shard_step(&row.shard, &next)?;
-                if matches!(event, Event::Claim { .. }) {
-                    row.claimed_ms = now_ms;
-                }
                 row.shard = next;
                 if let Some(Effect::Settle(phase @ (Phase::Success | Phase::Failed))) = effect {
                     let (succeeded, failed) = (u32::from(phase == Phase::Success), u32::from(phase == Phase::Failed));
@@ -237,7 +241,7 @@ impl Oracle {
         who: (LifeId, Incarnation),
         attempts: &[AttemptRef],
         verdicts: &[Result<T, Rejection>],
-        now_ms: i64,
+        (now_ms, true_ms): (i64, i64),
     ) -> Checked {
         let (life, owner) = who;
         self.owners.insert(life, owner);
@@ -246,6 +250,9 @@ impl Oracle {
             let mine = |row: &Row| row.shard.owner == Some(owner) && row.shard.attempt == at.attempt;
             let known = self.row(*at).is_some_and(mine);
             self.step(*at, &event, (&RetryPolicy::default(), now_ms), (verdict.as_ref().map(|_| ()), known))?;
+            if let (Ok(_), false, Some(row)) = (verdict, known, self.row_mut(*at)) {
+                row.claimed_ms = true_ms;
+            }
         }
         Ok(())
     }

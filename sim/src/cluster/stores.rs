@@ -112,13 +112,15 @@ impl LeaseStore for SimLive {
 #[async_trait]
 impl Presence for SimLive {
     async fn beat(&self, beat: &WorkerBeat, lost_after: Duration) -> Result<()> {
+        // The one thing that is different each time.
+        let beat = WorkerBeat { pid: self.0.id.number, ..beat.clone() };
         let effect = |world: &World| {
             if world.plan.redis {
                 let now = world.now_ms();
-                world.redis(|redis| redis.beats.insert(beat.incarnation, (beat.clone(), now)));
+                world.redis(|redis| redis.beats.insert(beat.incarnation, (beat, now)));
                 return Ok(());
             }
-            world.real(LedgerPresence { ledger: world.sql().clone() }.beat(beat, lost_after))
+            world.real(LedgerPresence { ledger: world.sql().clone() }.beat(&beat, lost_after))
         };
         self.call("beat", effect).await
     }
