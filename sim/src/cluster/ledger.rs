@@ -165,6 +165,14 @@ impl Ledger for SimLedger {
         };
         self.write("fire", effect).await
     }
+    async fn idle_since(&self, jobs: &[JobId]) -> Result<Vec<(JobId, Option<i64>)>> {
+        read!(self.idle_since(jobs))
+    }
+    async fn arm(&self, epoch: Epoch, arming: &[Arming]) -> Result<Vec<Arming>> {
+        let arming = arming.to_vec();
+        let effect = move |world: &World, epoch| world.real(world.sql().arm(epoch, &arming));
+        self.lead("arm", epoch, effect).await
+    }
     async fn decision(&self, job: JobId, fire_key: &str) -> Result<Option<DecisionRow>> {
         read!(self.decision(job, fire_key))
     }
@@ -193,6 +201,9 @@ impl Ledger for SimLedger {
 
     async fn execution_head(&self, execution: ExecutionId) -> Result<Option<ExecutionHead>> {
         read!(self.execution_head(execution))
+    }
+    async fn execution_heads(&self, executions: &[ExecutionId]) -> Result<Vec<ExecutionHead>> {
+        read!(self.execution_heads(executions))
     }
     async fn claim(&self, owner: Incarnation, attempts: &[AttemptRef], now_ms: i64) -> Result<Verdicts<Claimed>> {
         let (attempts, life) = (attempts.to_vec(), self.0.id);
