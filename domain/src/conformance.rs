@@ -11,7 +11,7 @@ use crate::ids::{AttemptRef, Epoch, ExecutionId, Incarnation, ShardRef};
 use crate::invariants::check_shard_step;
 use crate::job::RetryPolicy;
 use crate::shard::{self, Checkpoint, Event, Phase, ReclaimReason, Shard, apply};
-use crate::trace::{End, TraceEvent, TraceLine};
+use crate::trace::{ALREADY_DONE, End, TraceEvent, TraceLine};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The first thing that does not conform, in a sentence.
@@ -112,10 +112,12 @@ impl<'a> Fold<'a> {
             if line.seq != expected {
                 return deviation(line, format!("event {expected} of this life is missing"));
             }
-            if let Some((owner, at)) = of_worker(&line.event) {
-                if *self.owners.entry(owner).or_insert(&line.life) != line.life {
-                    return deviation(line, format!("{owner} is the incarnation of another process life"));
-                }
+            if let Some(owner) = worker_of(&line.event)
+                && *self.owners.entry(owner).or_insert(&line.life) != line.life
+            {
+                return deviation(line, format!("{owner} is the incarnation of another process life"));
+            }
+            if let Some(at) = shard_of(&line.event) {
                 local(attempts.entry(at).or_default(), line, at)?;
             }
             if let TraceEvent::EpochBegun { epoch } = line.event {
@@ -175,6 +177,7 @@ fn local(state: &mut Local, line: &TraceLine, at: AttemptRef) -> Result<(), Devi
             state.claiming = true;
             state.answered = false;
         }
+        TraceEvent::ClaimRefused { ref reason, .. } if reason == ALREADY_DONE => state.answered = true,
         TraceEvent::Claimed { .. } | TraceEvent::ClaimRefused { .. } if !state.claiming => {
             return deviation(line, format!("{at} has an answer to a claim that was not made"));
         }
@@ -201,27 +204,22 @@ fn local(state: &mut Local, line: &TraceLine, at: AttemptRef) -> Result<(), Devi
     Ok(())
 }
 
-fn of_worker(event: &TraceEvent) -> Option<(Incarnation, AttemptRef)> {
+/// The worker for which something is asked of the ledger.
+fn worker_of(event: &TraceEvent) -> Option<Incarnation> {
     match event {
-        TraceEvent::Delivered { owner, at }
-        | TraceEvent::Claiming { owner, at }
-        | TraceEvent::Claimed { owner, at }
-        | TraceEvent::ClaimRefused { owner, at, .. }
-        | TraceEvent::Advancing { owner, at, .. }
-        | TraceEvent::Advanced { owner, at, .. }
-        | TraceEvent::Recording { owner, at, .. }
-        | TraceEvent::Recorded { owner, at, .. }
-        | TraceEvent::RecordRefused { owner, at, .. }
-        | TraceEvent::PastHorizon { owner, at }
-        | TraceEvent::Acked { owner, at } => Some((*owner, *at)),
+        TraceEvent::Claiming { owner, .. }
+        | TraceEvent::Claimed { owner, .. }
+        | TraceEvent::Advancing { owner, .. }
+        | TraceEvent::Advanced { owner, .. }
+        | TraceEvent::Recording { owner, .. }
+        | TraceEvent::Recorded { owner, .. } => Some(*owner),
         _ => None,
     }
 }
 
 fn of_leader(event: &TraceEvent) -> Option<Epoch> {
     match event {
-        TraceEvent::TermEnded { epoch }
-        | TraceEvent::Firing { epoch, .. }
+        TraceEvent::Firing { epoch, .. }
         | TraceEvent::Decided { epoch, .. }
         | TraceEvent::Dispatched { epoch, .. }
         | TraceEvent::Reclaiming { epoch, .. }
@@ -232,10 +230,21 @@ fn of_leader(event: &TraceEvent) -> Option<Epoch> {
 
 fn shard_of(event: &TraceEvent) -> Option<AttemptRef> {
     match event {
-        TraceEvent::Dispatched { at, .. } | TraceEvent::Reclaiming { at, .. } | TraceEvent::Reclaimed { at, .. } => {
-            Some(*at)
-        }
-        other => of_worker(other).map(|(_, at)| at),
+        TraceEvent::Dispatched { at, .. }
+        | TraceEvent::Reclaiming { at, .. }
+        | TraceEvent::Reclaimed { at, .. }
+        | TraceEvent::Delivered { at }
+        | TraceEvent::Claiming { at, .. }
+        | TraceEvent::Claimed { at, .. }
+        | TraceEvent::ClaimRefused { at, .. }
+        | TraceEvent::Advancing { at, .. }
+        | TraceEvent::Advanced { at, .. }
+        | TraceEvent::Recording { at, .. }
+        | TraceEvent::Recorded { at, .. }
+        | TraceEvent::RecordRefused { at, .. }
+        | TraceEvent::PastHorizon { at }
+        | TraceEvent::Acked { at } => Some(*at),
+        TraceEvent::EpochBegun { .. } | TraceEvent::Firing { .. } | TraceEvent::Decided { .. } => None,
     }
 }
 
@@ -385,7 +394,7 @@ impl<'a> Story<'a> {
     /// Checkpoints in their owner's order. One that nobody confirmed is taken where the next one goes on from it.
     fn advances(&self, number: u32, owner: Incarnation, shard: &mut Shard) -> Result<usize, Deviation> {
         let mut presumed = 0;
-        let mine: Vec<&TraceLine> = self.of(number).filter(|l| of_worker(&l.event).is_some_and(|(o, _)| o == owner)).collect();
+        let mine: Vec<&TraceLine> = self.of(number).filter(|l| worker_of(&l.event) == Some(owner)).collect();
         for (n, line) in mine.iter().enumerate() {
             let TraceEvent::Advancing { from, to, .. } = &line.event else { continue };
             let answered = mine[n..].iter().any(|l| matches!(&l.event, TraceEvent::Advanced { to: done, .. } if done == to));
@@ -479,3 +488,7 @@ fn owner_of(event: &Event) -> Incarnation {
         Event::Cancel => Incarnation(uuid::Uuid::nil()),
     }
 }
+
+#[cfg(test)]
+#[path = "conformance_tests.rs"]
+mod tests;

@@ -7,6 +7,9 @@ use crate::ids::{AttemptRef, Epoch, ExecutionId, Incarnation};
 use crate::shard::{Checkpoint, FailureClass, Phase, ReclaimReason};
 use serde::{Deserialize, Serialize};
 
+/// The reason of a claim that the ledger was not asked for: the keys know that the attempt's end is recorded.
+pub const ALREADY_DONE: &str = "already_done";
+
 /// How an attempt ended, by its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -25,11 +28,6 @@ pub enum End {
 pub enum TraceEvent {
     /// The ledger gave this process an epoch.
     EpochBegun {
-        /// The epoch.
-        epoch: Epoch,
-    },
-    /// The term under the epoch is over for this process.
-    TermEnded {
         /// The epoch.
         epoch: Epoch,
     },
@@ -90,8 +88,6 @@ pub enum TraceEvent {
     },
     /// A worker was handed an attempt.
     Delivered {
-        /// The worker.
-        owner: Incarnation,
         /// The attempt.
         at: AttemptRef,
     },
@@ -109,10 +105,8 @@ pub enum TraceEvent {
         /// The attempt.
         at: AttemptRef,
     },
-    /// The claim was refused.
+    /// The claim was refused; by the keys ([`ALREADY_DONE`]), or by the ledger.
     ClaimRefused {
-        /// The worker.
-        owner: Incarnation,
         /// The attempt.
         at: AttemptRef,
         /// Why; the label of the metric.
@@ -162,8 +156,6 @@ pub enum TraceEvent {
     },
     /// The ledger refused the end.
     RecordRefused {
-        /// The worker.
-        owner: Incarnation,
         /// The attempt.
         at: AttemptRef,
         /// Why; the label of the metric.
@@ -171,15 +163,11 @@ pub enum TraceEvent {
     },
     /// The attempt has run so long that its delivery is acked while it runs.
     PastHorizon {
-        /// The worker.
-        owner: Incarnation,
         /// The attempt.
         at: AttemptRef,
     },
     /// Its delivery is acked.
     Acked {
-        /// The worker.
-        owner: Incarnation,
         /// The attempt.
         at: AttemptRef,
     },

@@ -104,7 +104,8 @@ impl Control {
         let mut network = pin!(network);
         while self.settled_ms.is_none() && !self.world.is_broken() {
             let next = {
-                let mut wait = pin!(next(&mut self.orders, self.agenda.first().map(|(at, _, _)| *at - self.world.now_ms())));
+                let mut wait =
+                    pin!(next(&mut self.orders, self.agenda.first().map(|(at, _, _)| *at - self.world.now_ms())));
                 let nodes = &mut self.nodes;
                 poll_fn(|cx| {
                     if let Poll::Ready(next) = wait.as_mut().poll(cx) {
@@ -481,9 +482,9 @@ impl Control {
 
     fn unfinished(&self) -> Option<String> {
         for (n, id) in self.jobs.iter().enumerate() {
-            let missing = self.world.oracle(|o| {
-                self.instants(n).into_iter().find(|instant| !o.decided.contains(&(*id, *instant)))
-            });
+            let missing = self
+                .world
+                .oracle(|o| self.instants(n).into_iter().find(|instant| !o.decided.contains(&(*id, *instant))));
             if let Some(instant) = missing {
                 return Some(format!("job-{n} is not decided at {}", instant - BEGIN_MS));
             }

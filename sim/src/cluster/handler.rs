@@ -62,7 +62,9 @@ impl ShardHandler for SimHandler {
             if step < steps && further {
                 match context.advance(Checkpoint::Number(reached), 1).await {
                     Ok(()) | Err(CheckpointError::Unavailable(_)) => {}
-                    Err(e @ CheckpointError::Superseded(_)) if listens => return Err(ShardError::stopped(e.to_string())),
+                    Err(e @ CheckpointError::Superseded(_)) if listens => {
+                        return Err(ShardError::stopped(e.to_string()));
+                    }
                     Err(CheckpointError::Superseded(_)) => {}
                 }
             }

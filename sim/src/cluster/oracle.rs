@@ -296,9 +296,11 @@ impl Oracle {
 
     fn same_phase(&self, at: AttemptRef, recorded: Option<&Recorded>) -> Checked {
         match (recorded, self.row(at)) {
-            (Some(recorded), Some(row)) if recorded.phase != row.shard.phase => {
-                Err(Broken::Rules(format!("{at} is {} and said to be {}", row.shard.phase.word(), recorded.phase.word())))
-            }
+            (Some(recorded), Some(row)) if recorded.phase != row.shard.phase => Err(Broken::Rules(format!(
+                "{at} is {} and said to be {}",
+                row.shard.phase.word(),
+                recorded.phase.word()
+            ))),
             _ => Ok(()),
         }
     }
@@ -311,7 +313,9 @@ impl Oracle {
         verdict: Result<(), &Rejection>,
     ) -> Checked {
         let known = self.row(at).is_some_and(|row| {
-            row.shard.checkpoint.as_ref() == Some(&to) && row.shard.owner == Some(owner) && row.shard.attempt == at.attempt
+            row.shard.checkpoint.as_ref() == Some(&to)
+                && row.shard.owner == Some(owner)
+                && row.shard.attempt == at.attempt
         });
         let event = Event::Advance { attempt: at.attempt, owner, from, to };
         // The clock has no part in it.

@@ -7,9 +7,8 @@ use super::ledger::SimLedger;
 use super::life::{Life, LifeId};
 use super::stores::SimLive;
 use shardcron_actors::guardian::OnFatal;
-use shardcron_actors::{
-    Io, Ports, Scheduler, SchedulerOptions, TierOptions, Worker, WorkerEnd, WorkerOptions,
-};
+use shardcron_actors::modes::Modes;
+use shardcron_actors::{Io, Ports, Scheduler, SchedulerOptions, TierOptions, Worker, WorkerEnd, WorkerOptions};
 use shardcron_broker::BrokerState;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +68,7 @@ fn ports(life: &Life, state: watch::Receiver<BrokerState>) -> Ports {
         lease: live.clone(),
         presence: live.clone(),
         idempotency: live,
+        modes: Modes::default(),
         clock: Arc::new(life.clone()),
         entropy: Arc::new(life.clone()),
         io: Io::here(),

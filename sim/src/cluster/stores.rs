@@ -37,7 +37,11 @@ fn away(detail: String) -> StoreError {
 }
 
 impl SimLive {
-    async fn call<T: std::fmt::Debug>(&self, what: &'static str, effect: impl FnOnce(&World) -> Result<T> + Send) -> Result<T> {
+    async fn call<T: std::fmt::Debug>(
+        &self,
+        what: &'static str,
+        effect: impl FnOnce(&World) -> Result<T> + Send,
+    ) -> Result<T> {
         self.0.request(Port::Live, false).await.map_err(|(why, _)| away(why))?;
         let answer = effect(&self.0.world);
         self.0.note(what, &answer);
@@ -86,6 +90,17 @@ impl LeaseStore for SimLive {
 
     async fn renew(&self, token: &str, ttl: Duration) -> Result<LeaseAnswer> {
         self.lease("renew", token, ttl).await
+    }
+
+    async fn holder(&self) -> Result<Option<String>> {
+        let effect = |world: &World| {
+            if world.plan.redis {
+                let now = world.now_ms();
+                return Ok(world.redis(|redis| redis.holder(now).map(str::to_owned)));
+            }
+            world.real(LedgerLease { ledger: world.sql().clone(), name: "trigger".into() }.holder())
+        };
+        self.call("holder", effect).await
     }
 
     async fn release(&self, token: &str) -> Result<()> {
