@@ -10,7 +10,7 @@ use shardcron_domain::invariants::Tally;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::recovery::Reclaim;
 use shardcron_domain::shard::{Checkpoint, Rejection};
-use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, JobSpec, execution};
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, execution};
 use shardcron_store::ledger::{PollCursor, Verdicts};
 use shardcron_store::*;
 use std::fmt::Debug;
@@ -140,8 +140,17 @@ impl Ledger for SimLedger {
         read!(self.leadership())
     }
 
-    async fn apply_jobs(&self, jobs: &[(JobSpec, Option<i64>)], who: &str, now_ms: i64) -> Result<Vec<Applied>> {
-        read!(self.apply_jobs(jobs, who, now_ms))
+    async fn change_jobs(&self, changes: &JobChanges, who: &str, now_ms: i64) -> Result<Changed> {
+        read!(self.change_jobs(changes, who, now_ms))
+    }
+    async fn job_versions(&self, name: &str, limit: usize) -> Result<Vec<VersionRow>> {
+        read!(self.job_versions(name, limit))
+    }
+    async fn job_version(&self, name: &str, version: u32) -> Result<Option<VersionRow>> {
+        read!(self.job_version(name, version))
+    }
+    async fn jobs_of_source(&self, source: &str) -> Result<Vec<(String, u32)>> {
+        read!(self.jobs_of_source(source))
     }
     async fn jobs(&self) -> Result<Vec<JobRecord>> {
         read!(self.jobs())
