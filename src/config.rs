@@ -51,13 +51,23 @@ pub struct BrokerConfig {
     pub url: Option<String>,
     /// What the names of queues and exchanges begin with. Default: `shardcron`.
     pub prefix: String,
-    /// How often the ledger is polled when there is no RabbitMQ. Default: 100ms.
+    /// How often the ledger is polled when there is no RabbitMQ, or it is away. Default: 100ms.
     pub poll: Span,
+    /// Whether work goes on through the ledger while RabbitMQ is away. Default: true.
+    pub fallback: bool,
+    /// How long RabbitMQ has to be away for that. Default: 2s.
+    pub fallback_after: Span,
 }
 
 impl Default for BrokerConfig {
     fn default() -> Self {
-        BrokerConfig { url: None, prefix: "shardcron".into(), poll: Span(100) }
+        BrokerConfig {
+            url: None,
+            prefix: "shardcron".into(),
+            poll: Span(100),
+            fallback: true,
+            fallback_after: Span::secs(2),
+        }
     }
 }
 
@@ -174,12 +184,14 @@ impl Default for LogConfig {
 }
 
 /// The variables, with the key that each sets. Lists are separated by commas; tiers are written `core=8,bulk=4`.
-const VARIABLES: [(&str, &str); 24] = [
+const VARIABLES: [(&str, &str); 26] = [
     ("SHARDCRON_LEDGER_URL", "ledger.url"),
     ("SHARDCRON_LEDGER_MIGRATE", "ledger.migrate"),
     ("SHARDCRON_BROKER_URL", "broker.url"),
     ("SHARDCRON_BROKER_PREFIX", "broker.prefix"),
     ("SHARDCRON_BROKER_POLL", "broker.poll"),
+    ("SHARDCRON_BROKER_FALLBACK", "broker.fallback"),
+    ("SHARDCRON_BROKER_FALLBACK_AFTER", "broker.fallback_after"),
     ("SHARDCRON_REDIS_URL", "redis.url"),
     ("SHARDCRON_REDIS_PREFIX", "redis.prefix"),
     ("SHARDCRON_REDIS_IDEMPOTENCY_TTL", "redis.idempotency_ttl"),

@@ -7,9 +7,11 @@ use crate::config::Config;
 use crate::wiring::{self, Wired};
 use anyhow::{Context, Result};
 use shardcron_actors::guardian::OnFatal;
+use shardcron_actors::modes::Modes;
 use shardcron_actors::worker::Resolve;
 use shardcron_actors::{LeaderState, Scheduler, SchedulerOptions, TierOptions, Worker, WorkerOptions};
 use shardcron_broker::BrokerState;
+use shardcron_domain::modes::Mode;
 use shardcron_handlers::{HandlerOptions, Handlers};
 use shardcron_sdk::Registry;
 use shardcron_web::{Dependency, PortsState, ProcessHealth, WebHandle, WebOptions};
@@ -100,6 +102,7 @@ async fn run(
         prepared = prepare => prepared.context("the start was interrupted")??,
         () = shutdown.cancelled() => return Ok(()),
     };
+    io.spawn(Modes::default().follow(Mode::BrokerAway, wired.broker_fault.clone()));
     let on_fatal = Arc::new(give_up());
     let (health_tx, health_rx) = watch::channel(ProcessHealth::default());
     let web = start_web(&config, &wired, &io, metrics, health_rx).await?;

@@ -2,15 +2,16 @@
 
 use crate::config::{Config, masked};
 use anyhow::{Context, Result};
-use shardcron_actors::{Ports, SystemClock};
-use shardcron_broker::Broker;
+use shardcron_actors::{Io, Ports, SystemClock, SystemEntropy};
 use shardcron_broker::ledger::LedgerBroker;
 use shardcron_broker::rabbitmq::{RabbitMq, RabbitOptions};
+use shardcron_broker::{Broker, Fallback, FallbackOptions};
 use shardcron_store::redis::RedisStores;
 use shardcron_store::sql::{LedgerLease, LedgerPresence, SqlLedger, SqlOptions};
 use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, NoIdempotency, Presence};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// What a process is connected to.
 pub struct Wired {
@@ -20,6 +21,8 @@ pub struct Wired {
     pub sql: SqlLedger,
     /// Redis as what it is, for the doctor.
     pub redis: Option<RedisStores>,
+    /// Why this process does without RabbitMQ, while it does.
+    pub broker_fault: watch::Receiver<Option<String>>,
 }
 
 /// Connects to everything; the ledger is waited for, the others may come later.
@@ -49,7 +52,7 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
                 )
             }
         };
-    let broker = broker(config, name, ledger.clone())?;
+    let (broker, broker_fault) = broker(config, name, ledger.clone())?;
     let ports = Ports {
         ledger,
         broker,
@@ -57,27 +60,38 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         presence,
         idempotency,
         clock: Arc::new(SystemClock::default()),
-        io: tokio::runtime::Handle::current(),
+        entropy: Arc::new(SystemEntropy),
+        io: Io::on(tokio::runtime::Handle::current()),
     };
-    Ok(Wired { ports, sql, redis })
+    Ok(Wired { ports, sql, redis, broker_fault })
 }
 
 fn redis(url: &str, config: &Config) -> Result<RedisStores> {
     RedisStores::open(url, &config.redis.prefix).with_context(|| format!("redis.url {}", masked(url)))
 }
 
-fn broker(config: &Config, name: &str, ledger: Arc<dyn Ledger>) -> Result<Arc<dyn Broker>> {
-    Ok(match &config.broker.url {
-        Some(url) => {
-            let options = RabbitOptions {
-                prefix: config.broker.prefix.clone(),
-                name: name.to_owned(),
-                ..RabbitOptions::default()
-            };
-            Arc::new(RabbitMq::connect(url, options).with_context(|| format!("broker.url {}", masked(url)))?)
-        }
-        None => Arc::new(LedgerBroker::new(ledger, config.broker.poll.as_std())),
-    })
+/// The transport, and the fault that makes this process do without it.
+type Transport = (Arc<dyn Broker>, watch::Receiver<Option<String>>);
+
+fn broker(config: &Config, name: &str, ledger: Arc<dyn Ledger>) -> Result<Transport> {
+    let never = || watch::channel(None).1;
+    let Some(url) = &config.broker.url else {
+        return Ok((Arc::new(LedgerBroker::new(ledger, config.broker.poll.as_std())), never()));
+    };
+    let options =
+        RabbitOptions { prefix: config.broker.prefix.clone(), name: name.to_owned(), ..RabbitOptions::default() };
+    let rabbit = Arc::new(RabbitMq::connect(url, options).with_context(|| format!("broker.url {}", masked(url)))?);
+    if !config.broker.fallback {
+        return Ok((rabbit, never()));
+    }
+    let options = FallbackOptions {
+        after: config.broker.fallback_after.as_std(),
+        poll: config.broker.poll.as_std(),
+        runtime: None,
+    };
+    let broker = Fallback::new(rabbit, ledger, options).context("broker.fallback")?;
+    let fault = broker.fault();
+    Ok((Arc::new(broker), fault))
 }
 
 /// Where lease and presence are rows. SQLite has one writer for each file: in the ledger's own file a job's long statement would

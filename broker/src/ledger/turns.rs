@@ -3,8 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// The tier that comes first.
 const FIRST: &str = "core";
@@ -39,7 +40,7 @@ impl Turns {
         }
         let mut asks = self.asks.subscribe();
         let until = *self.last() + AT_LEAST_EVERY;
-        if tokio::time::timeout_at(until.into(), asks.wait_for(|asks| !asks)).await.is_err() {
+        if tokio::time::timeout_at(until, asks.wait_for(|asks| !asks)).await.is_err() {
             *self.last() = Instant::now();
         }
     }
@@ -81,7 +82,7 @@ mod tests {
         bulk.await;
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn others_come_each_second_all_the_same() {
         let turns = Turns::default();
         turns.looked("core", true, true);
