@@ -60,11 +60,14 @@ struct Held {
     last: u64,
     by_number: HashMap<u64, AttemptRef>,
     attempts: HashSet<AttemptRef>,
+    /// Settled since the look that is under way has begun: it may have read them before they were claimed, and they would come again
+    /// for nothing. What was given back is found by the next look.
+    settled: HashSet<AttemptRef>,
 }
 
 impl Held {
     fn add(&mut self, attempt: AttemptRef) -> Option<Tag> {
-        if !self.attempts.insert(attempt) {
+        if self.settled.contains(&attempt) || !self.attempts.insert(attempt) {
             return None;
         }
         self.last += 1;
@@ -77,7 +80,12 @@ impl Held {
             && let Some(attempt) = self.by_number.remove(&tag.number)
         {
             self.attempts.remove(&attempt);
+            self.settled.insert(attempt);
         }
+    }
+
+    fn look_begins(&mut self) {
+        self.settled.clear();
     }
 }
 
@@ -163,6 +171,7 @@ impl LedgerDeliveries {
             return Look::Full;
         }
         self.inner.turns.wait(&self.tier).await;
+        self.shared.held().look_begins();
         // On a copy: a caller that gives up in the middle must not lose what the ledger was about to say.
         let mut cursor = self.cursor;
         let limit = free.min(limits::GROUP_COMMIT_ENTRIES);
