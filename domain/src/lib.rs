@@ -10,6 +10,7 @@ pub mod dispatch;
 pub mod execution;
 pub mod firing;
 pub mod flow;
+pub mod hints;
 pub mod ids;
 pub mod invariants;
 pub mod job;

@@ -61,3 +61,19 @@ pub const DEAD_LETTERS_COUNTED: usize = 1_000;
 pub const LOSS_CONFIRM_MS: i64 = 900;
 /// Tiers by configuration. Each has a queue, a consumer and a metric label.
 pub const TIERS_MAX: usize = 16;
+/// Entries of a schedule's `except`. More days belong into a calendar.
+pub const EXCEPTIONS_MAX: usize = 100;
+/// Days and ranges in the calendars of one schedule: a century of a country's holidays.
+pub const CALENDAR_ENTRIES: usize = 2_000;
+/// Text of the calendars of one schedule. It stands in the job and in each of its versions.
+pub const CALENDAR_BYTES: usize = 64 * 1024;
+/// Instants of a schedule that one look walks over in search of one that is not excepted.
+pub const INSTANTS_WALKED: usize = 100_000;
+/// Firings that `jobs next` shows of one job.
+pub const COMING_MAX: usize = 10_000;
+/// Jobs with a fixed delay whose end one look at the ledger asks for.
+pub const DELAYED_BATCH: usize = 500;
+/// Faults of a job file that are listed: more than a screen of them is one mistake many times.
+pub const FAULTS_OF_FILE: usize = 50;
+/// Keys of one job that are taken out for their faults, to look for further ones.
+pub const FAULTS_OF_JOB: usize = 20;

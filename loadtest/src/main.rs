@@ -11,6 +11,7 @@ mod handlers;
 mod oracle;
 mod procfs;
 mod report;
+mod rows;
 mod scenarios;
 mod services;
 mod session;
@@ -38,6 +39,8 @@ enum Command {
     List,
     /// Run no-op shards end to end in a cluster, beside what RabbitMQ and the database can do alone
     Throughput(scenarios::throughput::ThroughputArgs),
+    /// Fire many jobs on time, and say how late they were
+    Precision(scenarios::precision::PrecisionArgs),
     /// Kill workers at random under load
     WorkerKill(scenarios::worker_kill::WorkerKillArgs),
 }
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Command::Throughput(args) => session::run(scenarios::throughput::run(args)),
+        Command::Precision(args) => session::run(scenarios::precision::run(args)),
         Command::WorkerKill(args) => session::run(scenarios::worker_kill::run(args)),
     };
     match result {

@@ -1,5 +1,6 @@
 //! The scheduler process: a lease task and three actors, one arbiter each.
 
+mod delays;
 mod dispatcher;
 mod external;
 mod round;
