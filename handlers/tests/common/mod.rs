@@ -255,6 +255,12 @@ impl<P: Port> Ledger for Narrow<P> {
     async fn fire(&self, _: Epoch, _: &[FireIntent], _: i64) -> Result<Vec<FireOutcome>> {
         not_here()
     }
+    async fn idle_since(&self, _: &[JobId]) -> Result<Vec<(JobId, Option<i64>)>> {
+        not_here()
+    }
+    async fn arm(&self, _: Epoch, _: &[Arming]) -> Result<Vec<Arming>> {
+        not_here()
+    }
     async fn decision(&self, _: JobId, _: &str) -> Result<Option<DecisionRow>> {
         not_here()
     }
@@ -268,6 +274,27 @@ impl<P: Port> Ledger for Narrow<P> {
         not_here()
     }
     async fn mark_dispatched(&self, _: Epoch, _: &[(ExecutionId, u32)], _: &[AttemptRef]) -> Result<()> {
+        not_here()
+    }
+    async fn leave_to_pollers(
+        &self,
+        _: Epoch,
+        _: &[(ExecutionId, u32)],
+        _: &[AttemptRef],
+        _: i64,
+    ) -> Result<()> {
+        not_here()
+    }
+    async fn polling(&self) -> Result<Option<Polling>> {
+        not_here()
+    }
+    async fn end_polling(&self, _: Epoch, _: &Polling) -> Result<bool> {
+        not_here()
+    }
+    async fn handed_out(&self, _: Option<ShardRef>, _: i64, _: usize) -> Result<Vec<Redispatch>> {
+        not_here()
+    }
+    async fn outstanding(&self, _: &str) -> Result<u32> {
         not_here()
     }
     async fn redispatch_due(&self, _: i64, _: usize) -> Result<Vec<Redispatch>> {
