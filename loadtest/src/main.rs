@@ -7,6 +7,7 @@
 
 mod ceilings;
 mod cluster;
+mod faults;
 mod handlers;
 mod oracle;
 mod procfs;
@@ -43,6 +44,8 @@ enum Command {
     Precision(scenarios::precision::PrecisionArgs),
     /// Kill workers at random under load
     WorkerKill(scenarios::worker_kill::WorkerKillArgs),
+    /// Put each fault on each part, on real services under load, and count what was lost, doubled or missed
+    Faults(faults::FaultsArgs),
 }
 
 /// The first argument that makes this program the one that is tested. Not a `clap` command, because what follows it is the other
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Throughput(args) => session::run(scenarios::throughput::run(args)),
         Command::Precision(args) => session::run(scenarios::precision::run(args)),
         Command::WorkerKill(args) => session::run(scenarios::worker_kill::run(args)),
+        Command::Faults(args) => session::run(faults::run(args)),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

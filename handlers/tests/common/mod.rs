@@ -6,7 +6,7 @@ use shardcron_domain::invariants::{self, Tally};
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::recovery::Reclaim;
 use shardcron_domain::shard::{self, Checkpoint, Effect, Event, ReclaimReason, Rejection, Shard};
-use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, JobSpec, execution};
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, JobSpec, ShardRef, execution};
 use shardcron_sdk::async_trait;
 use shardcron_store::ledger::{PollCursor, Verdicts};
 use shardcron_store::*;
@@ -276,13 +276,7 @@ impl<P: Port> Ledger for Narrow<P> {
     async fn mark_dispatched(&self, _: Epoch, _: &[(ExecutionId, u32)], _: &[AttemptRef]) -> Result<()> {
         not_here()
     }
-    async fn leave_to_pollers(
-        &self,
-        _: Epoch,
-        _: &[(ExecutionId, u32)],
-        _: &[AttemptRef],
-        _: i64,
-    ) -> Result<()> {
+    async fn leave_to_pollers(&self, _: Epoch, _: &[(ExecutionId, u32)], _: &[AttemptRef], _: i64) -> Result<()> {
         not_here()
     }
     async fn polling(&self) -> Result<Option<Polling>> {

@@ -4,7 +4,7 @@ pub mod precision;
 pub mod throughput;
 pub mod worker_kill;
 
-const SCENARIOS: [(&str, &str); 3] = [
+const SCENARIOS: [(&str, &str); 4] = [
     ("throughput", "no-op shards end to end in a cluster, beside what RabbitMQ and the database can do alone"),
     (
         "precision",
@@ -13,6 +13,10 @@ const SCENARIOS: [(&str, &str); 3] = [
     (
         "worker-kill",
         "workers killed at random under load and replaced; the oracle counts what was lost or recorded twice",
+    ),
+    (
+        "faults",
+        "each fault on each part, in the middle of load: what was lost, doubled or missed, and the time to recover",
     ),
 ];
 

@@ -77,7 +77,7 @@ pub async fn run(args: PrecisionArgs) -> Result<bool> {
         ClusterOptions { variables: vec![("SHARDCRON_LOG_FILTER", "warn".to_owned())], ..ClusterOptions::default() };
     let mut session = Session::open(args.services.clone(), options, voice).await?;
     let measured = measure(&mut session, &args).await;
-    let closed = session.close().await;
+    let closed = session.close(&[crate::session::TIER]).await;
     let answer = measured?;
     closed?;
     if args.json {
