@@ -2,16 +2,25 @@
 
 use crate::config::{Config, masked};
 use anyhow::{Context, Result};
+use shardcron_actors::modes::Modes;
 use shardcron_actors::{Io, Ports, SystemClock, SystemEntropy};
 use shardcron_broker::ledger::LedgerBroker;
 use shardcron_broker::rabbitmq::{RabbitMq, RabbitOptions};
-use shardcron_broker::{Broker, Fallback, FallbackOptions};
+use shardcron_broker::{Broker, fallback};
+use shardcron_domain::modes::Mode;
+use shardcron_store::fallback::{Fallback, FallbackOptions};
 use shardcron_store::redis::RedisStores;
 use shardcron_store::sql::{LedgerLease, LedgerPresence, SqlLedger, SqlOptions};
 use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, NoIdempotency, Presence};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+
+/// Why a part is away, while it is.
+pub type Fault = watch::Receiver<Option<String>>;
+
+/// The name of the trigger role's lease.
+const LEASE: &str = "trigger";
 
 /// What a process is connected to.
 pub struct Wired {
@@ -21,8 +30,28 @@ pub struct Wired {
     pub sql: SqlLedger,
     /// Redis as what it is, for the doctor.
     pub redis: Option<RedisStores>,
-    /// Why this process does without RabbitMQ, while it does.
-    pub broker_fault: watch::Receiver<Option<String>>,
+    /// Where lease and presence are rows.
+    live: SqlLedger,
+    /// What leads to the degraded modes; see [`Wired::follow_faults`].
+    pub faults: Vec<(Mode, Fault)>,
+}
+
+impl Wired {
+    /// Reads the rows that lease and presence fall back to, and says who holds the lease there.
+    ///
+    /// # Errors
+    /// They can't be read.
+    pub async fn fallback_rows(&self) -> shardcron_store::Result<Option<String>> {
+        LedgerPresence { ledger: self.live.clone() }.workers().await?;
+        LedgerLease { ledger: self.live.clone(), name: LEASE.into() }.holder().await
+    }
+
+    /// Enters and leaves the degraded modes from now on, as the parts go away and come back.
+    pub fn follow_faults(&self) {
+        for (mode, fault) in self.faults.clone() {
+            self.ports.io.spawn(self.ports.modes.clone().follow(mode, fault));
+        }
+    }
 }
 
 /// Connects to everything; the ledger is waited for, the others may come later.
@@ -36,23 +65,28 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         Some(url) => Some(redis(url, config)?),
         None => None,
     };
+    let live = live_rows(config, &sql).await?;
+    let mut faults: Vec<(Mode, Fault)> = sql.fault().map(|fault| (Mode::LedgerAway, fault)).into_iter().collect();
     let (lease, presence, idempotency): (Arc<dyn LeaseStore>, Arc<dyn Presence>, Arc<dyn IdempotencyStore>) =
         match &redis {
-            Some(stores) => (
-                Arc::new(stores.lease("trigger")),
-                Arc::new(stores.presence()),
-                Arc::new(stores.idempotency(config.redis.idempotency_ttl.as_std())),
-            ),
-            None => {
-                let live = live_rows(config, &sql).await?;
-                (
-                    Arc::new(LedgerLease { ledger: live.clone(), name: "trigger".into() }),
-                    Arc::new(LedgerPresence { ledger: live }),
-                    Arc::new(NoIdempotency),
-                )
+            Some(stores) => {
+                let options = FallbackOptions {
+                    lost_after: config.worker.lost_after.as_std(),
+                    lease_ttl: config.scheduler.lease_ttl.as_std(),
+                    idempotency_ttl: config.redis.idempotency_ttl.as_std(),
+                };
+                let both = Fallback::new(stores.clone(), live.clone(), options);
+                faults.push((Mode::RedisAway, both.fault()));
+                (Arc::new(both.lease(LEASE)), Arc::new(both.presence()), Arc::new(both.idempotency()))
             }
+            None => (
+                Arc::new(LedgerLease { ledger: live.clone(), name: LEASE.into() }),
+                Arc::new(LedgerPresence { ledger: live.clone() }),
+                Arc::new(NoIdempotency),
+            ),
         };
-    let (broker, broker_fault) = broker(config, name, ledger.clone())?;
+    let (broker, fault) = broker(config, name, ledger.clone())?;
+    faults.extend(fault.map(|fault| (Mode::BrokerAway, fault)));
     let ports = Ports {
         ledger,
         broker,
@@ -61,37 +95,35 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         idempotency,
         clock: Arc::new(SystemClock::default()),
         entropy: Arc::new(SystemEntropy),
+        modes: Modes::default(),
         io: Io::on(tokio::runtime::Handle::current()),
     };
-    Ok(Wired { ports, sql, redis, broker_fault })
+    Ok(Wired { ports, sql, redis, live, faults })
 }
 
 fn redis(url: &str, config: &Config) -> Result<RedisStores> {
     RedisStores::open(url, &config.redis.prefix).with_context(|| format!("redis.url {}", masked(url)))
 }
 
-/// The transport, and the fault that makes this process do without it.
-type Transport = (Arc<dyn Broker>, watch::Receiver<Option<String>>);
-
-fn broker(config: &Config, name: &str, ledger: Arc<dyn Ledger>) -> Result<Transport> {
-    let never = || watch::channel(None).1;
+/// The transport, and where it can be done without, why it is.
+fn broker(config: &Config, name: &str, ledger: Arc<dyn Ledger>) -> Result<(Arc<dyn Broker>, Option<Fault>)> {
     let Some(url) = &config.broker.url else {
-        return Ok((Arc::new(LedgerBroker::new(ledger, config.broker.poll.as_std())), never()));
+        return Ok((Arc::new(LedgerBroker::new(ledger, config.broker.poll.as_std())), None));
     };
     let options =
         RabbitOptions { prefix: config.broker.prefix.clone(), name: name.to_owned(), ..RabbitOptions::default() };
     let rabbit = Arc::new(RabbitMq::connect(url, options).with_context(|| format!("broker.url {}", masked(url)))?);
     if !config.broker.fallback {
-        return Ok((rabbit, never()));
+        return Ok((rabbit, None));
     }
-    let options = FallbackOptions {
+    let options = fallback::FallbackOptions {
         after: config.broker.fallback_after.as_std(),
         poll: config.broker.poll.as_std(),
         runtime: None,
     };
-    let broker = Fallback::new(rabbit, ledger, options).context("broker.fallback")?;
+    let broker = fallback::Fallback::new(rabbit, ledger, options).context("broker.fallback")?;
     let fault = broker.fault();
-    Ok((Arc::new(broker), fault))
+    Ok((Arc::new(broker), Some(fault)))
 }
 
 /// Where lease and presence are rows. SQLite has one writer for each file: in the ledger's own file a job's long statement would
