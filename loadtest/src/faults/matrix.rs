@@ -105,6 +105,9 @@ impl Timings {
     /// For runs that have to be short.
     pub const FAST: Timings =
         Timings { lease_ttl: Duration::from_secs(2), lost_after: Duration::from_secs(2), defaults: false };
+    /// For the soak: each fault, and what follows from it, has its place between two others.
+    pub const SOAK: Timings =
+        Timings { lease_ttl: Duration::from_secs(3), lost_after: Duration::from_secs(4), defaults: false };
 }
 
 /// How the time to recover is read from the ledger.
