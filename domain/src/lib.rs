@@ -6,8 +6,10 @@
 //! Must not: read a clock, draw a random number, do I/O, log, or be async. Time and seeds come in as arguments; what has to
 //! be done goes out as data. `clippy.toml` and `scripts/check-deps` hold this crate to it.
 
+pub mod circuit;
 pub mod dispatch;
 pub mod execution;
+pub mod fallback;
 pub mod firing;
 pub mod flow;
 pub mod hints;

@@ -61,6 +61,12 @@ pub const DEAD_LETTERS_COUNTED: usize = 1_000;
 pub const LOSS_CONFIRM_MS: i64 = 900;
 /// Tiers by configuration. Each has a queue, a consumer and a metric label.
 pub const TIERS_MAX: usize = 16;
+/// How often a part that is away and can be done without is asked again. Bounds how late its return is noticed.
+pub const CIRCUIT_PROBE_MS: u64 = 1_000;
+/// A part that fails again within this time of its return has not really returned.
+pub const CIRCUIT_STABLE_MS: i64 = 10_000;
+/// How often the time between two probes doubles for such a part: up to 16 s.
+pub const CIRCUIT_STRIKES_MAX: u32 = 4;
 /// Entries of a schedule's `except`. More days belong into a calendar.
 pub const EXCEPTIONS_MAX: usize = 100;
 /// Days and ranges in the calendars of one schedule: a century of a country's holidays.
