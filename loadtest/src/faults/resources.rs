@@ -64,7 +64,7 @@ impl Said {
 
 impl Series {
     fn say(&self, allowance: Allowance) -> Said {
-        let counted = self.0.get(1..).unwrap_or_default();
+        let counted = if self.0.len() > 1 { &self.0[1..] } else { &self.0[..] };
         let third = (counted.len() / 3).max(1).min(counted.len());
         let first = median(&counted[..third]);
         let last = median(&counted[counted.len() - third..]);
