@@ -166,6 +166,7 @@ fn measured(measure: Measure) -> &'static str {
     match measure {
         Measure::Firing => "latest firing after the fault",
         Measure::Shards => "its shards elsewhere",
+        Measure::Recorded => "its shards recorded after the return",
         Measure::Return => "work after the return",
     }
 }
