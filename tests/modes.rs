@@ -5,6 +5,8 @@
 mod support;
 
 use shardcron_domain::execution::Phase;
+use shardcron_domain::firing::DecisionKind;
+use shardcron_store::Ledger;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 use support::Cluster;
@@ -178,4 +180,93 @@ fn e_01_a_scheduler_that_redis_refuses_never_leads() {
     let metrics = support::get(&format!("{}/metrics", support::web_of(&cluster, "b"))).1;
     assert!(metrics.lines().any(|l| l == "shardcron_leader 0"), "{metrics}");
     assert!(metrics.lines().any(|l| l == "shardcron_degraded{mode=\"redis_away\"} 1"), "{metrics}");
+}
+
+fn decisions_of(cluster: &Cluster, tier: &str) -> i64 {
+    cluster.number(&format!(
+        "SELECT COUNT(*) FROM decisions d JOIN jobs j ON j.id = d.job_id WHERE j.name LIKE '{tier}-%'"
+    ))
+}
+
+fn wait_decided(cluster: &Cluster, tier: &str, more: i64, bound: Duration) {
+    let before = decisions_of(cluster, tier);
+    wait_for(&format!("{more} decisions of {tier}"), bound, || decisions_of(cluster, tier) >= before + more);
+}
+
+/// All schedulers are killed: a worker fires the core jobs, another does when that one is killed, bulk waits; then a scheduler comes
+/// back and decides what waited, and nothing is missing or doubled.
+#[test]
+fn schedulers_away_core_goes_on_and_bulk_waits() {
+    let mut cluster = Cluster::on_services();
+    cluster.set("SHARDCRON_FALLBACK_AFTER", "2s");
+    cluster.set("SHARDCRON_HTTP_LISTEN", "127.0.0.1:0");
+    cluster.apply(&(ticking("core", 2, "1m") + &ticking("bulk", 2, "1m")));
+    cluster.start_all(2, 3);
+    let (_, epoch) = cluster.wait_leader(0);
+    wait_decided(&cluster, "bulk", 4, BOUND);
+    cluster.kill("scheduler-1");
+    cluster.kill("scheduler-2");
+    let (first, first_epoch) = cluster.wait_leader(epoch);
+    let bulk = decisions_of(&cluster, "bulk");
+    let first = first.strip_prefix("fallback:").unwrap_or_else(|| panic!("{first} leads")).to_owned();
+    wait_mode(&cluster, &first, &["schedulers_away"], BOUND);
+    wait_decided(&cluster, "core", 6, BOUND);
+    cluster.kill(&first);
+    let (second, second_epoch) = cluster.wait_leader(first_epoch);
+    assert!(second.starts_with("fallback:worker-") && !second.ends_with(&first), "{second} after {first}");
+    wait_decided(&cluster, "core", 6, BOUND);
+    assert_eq!(decisions_of(&cluster, "bulk"), bulk, "bulk waits, undecided");
+    cluster.start("scheduler", "scheduler-3");
+    let began = Instant::now();
+    let (leader, _) = cluster.wait_leader(second_epoch);
+    assert_eq!(leader, "scheduler-3");
+    assert!(began.elapsed() < RETURN, "the lease is taken from the stand-in at once, not after {:?}", began.elapsed());
+    // What waited is decided by the policy, which is to fire all of it, and both tiers go on.
+    wait_decided(&cluster, "bulk", 2 * 8, BOUND);
+    wait_decided(&cluster, "core", 4, BOUND);
+    wait_mode(&cluster, second.strip_prefix("fallback:").unwrap(), &[], BOUND);
+    assert_eq!(missing_and_twice(&cluster), (0, 0));
+    let by_stand_ins =
+        format!("SELECT COUNT(*) FROM decisions WHERE kind = 0 AND epoch IN ({first_epoch}, {second_epoch})");
+    assert!(cluster.number(&by_stand_ins) >= 12);
+    wait_for("what was fired to end", BOUND, || {
+        cluster.number("SELECT COUNT(*) FROM executions WHERE state = 0 AND fired_ms < (SELECT MAX(fired_ms) FROM executions) - 2000") == 0
+    });
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM executions WHERE state > 1"), 0, "none failed");
+}
+
+/// A configured lower frequency: every instant has its decision, and those that fire are so far apart, the last one of the scheduler
+/// included. Without any service.
+#[test]
+fn schedulers_away_at_a_lower_frequency() {
+    let mut cluster = Cluster::embedded();
+    cluster.set("SHARDCRON_FALLBACK_AFTER", "2s");
+    cluster.set("SHARDCRON_FALLBACK_AT_MOST_EVERY", "3s");
+    cluster.apply(&ticking("core", 1, "1m"));
+    cluster.start("scheduler", "scheduler-1");
+    cluster.start("worker", "worker-1");
+    let (_, epoch) = cluster.wait_leader(0);
+    wait_decided(&cluster, "core", 2, BOUND);
+    cluster.kill("scheduler-1");
+    let (holder, stand_in) = cluster.wait_leader(epoch);
+    assert_eq!(holder, "fallback:worker-1");
+    wait_decided(&cluster, "core", 10, BOUND);
+    let job = cluster.block_on(cluster.ledger().job("core-0")).unwrap().unwrap();
+    let decisions = cluster.block_on(cluster.ledger().decisions(job.id, 0, i64::MAX, 10_000)).unwrap();
+    assert!(
+        decisions.windows(2).all(|d| d[1].nominal_ms - d[0].nominal_ms == 1_000),
+        "each instant once: {decisions:?}"
+    );
+    let (mut last, mut fired) = (i64::MIN, 0);
+    for decision in &decisions {
+        let by_stand_in = decision.epoch.0 == stand_in;
+        if decision.execution.is_some() {
+            assert!(!by_stand_in || decision.nominal_ms - last >= 3_000, "{decisions:?}");
+            (last, fired) = (decision.nominal_ms, fired + i32::from(by_stand_in));
+        } else {
+            assert!(by_stand_in && decision.kind == DecisionKind::Coalesced, "{decision:?}");
+            assert!(decision.reason.as_ref().unwrap().contains("every 3s at most"), "{decision:?}");
+        }
+    }
+    assert!(fired >= 3, "{decisions:?}");
 }
