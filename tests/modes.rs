@@ -10,7 +10,7 @@ use shardcron_store::Ledger;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 use support::Cluster;
-use testkit::{Redis, Relay, shared, wait_for};
+use testkit::{Redis, Relay, Sql, shared, wait_for};
 
 const BOUND: Duration = Duration::from_secs(30);
 /// How long after the return of a part work must have resumed.
@@ -269,4 +269,57 @@ fn schedulers_away_at_a_lower_frequency() {
         }
     }
     assert!(fired >= 3, "{decisions:?}");
+}
+
+/// The database is frozen, and then killed, under load: what has ended is held, nothing is lost or done twice, and work goes on
+/// within the bound of its return. Each absence is one entry and one exit.
+#[test]
+fn mysql_away_results_are_held_and_recorded_on_its_return() {
+    const SHARDS: u32 = 240;
+    let mut sql = Sql::start().unwrap();
+    let database = sql.create_database(&testkit::unique_prefix()).unwrap();
+    let redis = shared().redis_url().to_owned();
+    let mut cluster = Cluster::on(&database, Some(shared().fresh_vhost()), Some(redis));
+    cluster.set("SHARDCRON_HTTP_LISTEN", "127.0.0.1:0");
+    let load = format!("[job.load]\nhandler = {{ exec = [\"sleep\", \"0.3\"] }}\nshards = {{ modulo = {SHARDS} }}\n");
+    cluster.apply(&(ticking("core", 2, "1m") + &load));
+    let processes = ["scheduler-1", "worker-1", "worker-2"];
+    cluster.start_all(1, 2);
+    cluster.wait_workers(2);
+    let execution = cluster.trigger("load");
+    for (round, fault) in ["frozen", "killed"].iter().enumerate() {
+        let ended = cluster.wait_ended(execution, 16, BOUND).succeeded;
+        cluster.wait_ended(execution, ended + 8, BOUND);
+        match round {
+            0 => sql.freeze().unwrap(),
+            _ => sql.kill().unwrap(),
+        }
+        for name in processes {
+            wait_mode(&cluster, name, &["ledger_away"], BOUND);
+        }
+        let health = cluster.health("worker-1");
+        assert_eq!(health["status"], "down", "{health}");
+        match round {
+            0 => sql.thaw().unwrap(),
+            _ => sql.restart().unwrap(),
+        }
+        let returned = Instant::now();
+        let ended = cluster.execution(execution).succeeded;
+        let fired = decisions_of(&cluster, "core");
+        cluster.wait_ended(execution, ended + 8, RETURN);
+        wait_for("firing to go on", RETURN, || decisions_of(&cluster, "core") > fired);
+        eprintln!("{fault}: work again {:?} after its return", returned.elapsed());
+        for name in processes {
+            wait_mode(&cluster, name, &[], BOUND);
+        }
+    }
+    assert_eq!(cluster.wait_end(execution, BOUND).phase, Phase::Success);
+    cluster.assert_exact(execution, SHARDS);
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM attempts"), 0, "no attempt ended badly");
+    wait_decided(&cluster, "core", 4, BOUND);
+    assert_eq!(missing_and_twice(&cluster), (0, 0));
+    for name in processes {
+        let log = cluster.log(name);
+        assert_eq!(log.matches("mode=\"ledger_away\"").count(), 4, "entered twice, left twice: {name}");
+    }
 }
