@@ -3,6 +3,7 @@
 pub mod dead;
 pub mod doctor;
 pub mod executions;
+pub mod import;
 pub mod jobs;
 pub mod migrate;
 pub mod trigger;

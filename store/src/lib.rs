@@ -8,6 +8,7 @@
 
 pub mod error;
 pub mod fallback;
+pub mod job_rows;
 pub mod lease;
 pub mod ledger;
 pub mod presence;
@@ -16,6 +17,7 @@ pub mod rows;
 pub mod sql;
 
 pub use error::{Result, StoreError};
+pub use job_rows::*;
 pub use lease::{IdempotencyHint, IdempotencyStore, LeaseAnswer, LeaseStore, NoIdempotency};
 pub use ledger::Ledger;
 pub use presence::{Presence, SeenWorker, WorkerBeat};

@@ -145,7 +145,10 @@ async fn read_state(tx: &mut Tx, intents: &[FireIntent]) -> Outcome<HashMap<JobI
     let list = number_list(&ids);
     let lock = tx.dialect().for_update();
     let mut jobs: HashMap<JobId, JobState> = HashMap::new();
-    let sql = format!("SELECT id, version, paused_by FROM jobs WHERE id IN ({list}) ORDER BY id{lock}");
+    let sql = format!(
+        "SELECT id, version, paused_by FROM jobs WHERE id IN ({list}) \
+         AND NOT EXISTS (SELECT 1 FROM deleted_jobs d WHERE d.job_id = jobs.id) ORDER BY id{lock}"
+    );
     for row in tx.raw_rows(&sql).await? {
         let state = JobState { version: row.count(1)?, paused_by: row.opt_text(2)?, ..JobState::default() };
         jobs.insert(JobId(row.int(0)?), state);
