@@ -164,6 +164,15 @@ pub struct Redispatch {
     pub tier: String,
 }
 
+/// Shards are handed out without messages; whoever can is to poll the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Polling {
+    /// Since when, milliseconds UTC.
+    pub since_ms: i64,
+    /// Grows with everything that is left to the pollers.
+    pub marks: i64,
+}
+
 /// What every shard of an execution shares; a worker reads it once.
 #[derive(Clone, Debug)]
 pub struct ExecutionHead {

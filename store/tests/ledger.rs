@@ -25,6 +25,8 @@ conformance!(
     b_09_any_bytes_survive,
     cancel_ends_everything,
     polling_goes_round,
+    polling_many_small_and_some_large_executions_leaves_nothing_out,
+    pollers_are_told_until_there_are_messages,
     stranded_shards_are_found,
     triggers_wait_until_they_are_settled,
     overview_counts_tiers,
@@ -319,6 +321,87 @@ async fn polling_goes_round(world: World) {
     ledger.mark_dispatched(epoch, &[], &[attempt(first, 0, 2)]).await.unwrap();
     assert!(ledger.claimable("core", &mut cursor, T0 + 1, 9).await.unwrap().is_empty());
     assert_eq!(ledger.claimable("core", &mut cursor, T0 + 9_000, 9).await.unwrap(), [attempt(first, 0, 2)]);
+}
+
+async fn polling_many_small_and_some_large_executions_leaves_nothing_out(world: World) {
+    let ledger = &world.ledger;
+    let (epoch, job, first) = fired(ledger, 300).await;
+    let mut wanted: Vec<_> = (0..300).map(|i| attempt(first, i, 1)).collect();
+    let mut intents = Vec::new();
+    let mut marks = Vec::new();
+    // More than one look takes into view; among them one that is not handed out as a whole, and one of which nothing is.
+    for n in 0..600u32 {
+        let shards = if n % 100 == 7 { 40 } else { 1 };
+        let new = new_execution(shards, OverlapPolicy::Allow);
+        let handed_out = match n {
+            7 => 15,
+            107 => 0,
+            _ => shards,
+        };
+        wanted.extend((0..handed_out).map(|i| attempt(new.id, i, 1)));
+        marks.push((new.id, handed_out));
+        intents.push(intent(job, &format!("small-{n}"), new));
+    }
+    for some in intents.chunks(200) {
+        ledger.fire(epoch, some, T0).await.unwrap();
+    }
+    ledger.mark_dispatched(epoch, &marks, &[]).await.unwrap();
+    assert_eq!(ledger.outstanding("core").await.unwrap() as usize, wanted.len());
+    let (mut cursor, mut seen, mut looks) = (PollCursor::default(), Vec::new(), 0);
+    while seen.len() < wanted.len() {
+        seen.extend(ledger.claimable("core", &mut cursor, T0, 64).await.unwrap());
+        looks += 1;
+        assert!(looks < 50, "{} of {} after {looks} looks", seen.len(), wanted.len());
+    }
+    seen.truncate(wanted.len());
+    wanted.sort_unstable();
+    seen.sort_unstable();
+    assert!(seen == wanted, "each once, before any comes again");
+    // The same, as the leader reads it to send messages for it.
+    let (mut after, mut pages) = (None, Vec::new());
+    loop {
+        let page = ledger.handed_out(after, T0, 100).await.unwrap();
+        let Some(last) = page.last() else { break };
+        after = Some(last.attempt.shard());
+        pages.extend(page);
+    }
+    assert!(pages.iter().all(|row| row.tier == "core"));
+    assert!(pages.iter().map(|row| row.attempt).eq(wanted.iter().copied()), "each once, in order");
+    // What runs, waits for its retry or has ended is not outstanding.
+    let me = worker();
+    ledger.claim(me, &wanted[..10], T0).await.unwrap();
+    let ends: Vec<_> =
+        wanted[..2].iter().map(|a| failure(*a)).chain(wanted[2..5].iter().map(|a| success(*a))).collect();
+    ledger.record(me, &ends, T0).await.unwrap();
+    assert_eq!(ledger.outstanding("core").await.unwrap() as usize, wanted.len() - 10);
+    assert_eq!(ledger.outstanding("bulk").await.unwrap(), 0);
+    assert_eq!(ledger.handed_out(None, T0 + 9_000, 9_999).await.unwrap().len(), wanted.len() - 10);
+}
+
+async fn pollers_are_told_until_there_are_messages(world: World) {
+    let ledger = &world.ledger;
+    let (epoch, job, _) = fired(ledger, 1).await;
+    let new = new_execution(6, OverlapPolicy::Allow);
+    let id = new.id;
+    ledger.fire(epoch, &[intent(job, "x", new)], T0).await.unwrap();
+    assert_eq!(ledger.polling().await.unwrap(), None);
+    ledger.leave_to_pollers(epoch, &[(id, 4)], &[], T0 + 1).await.unwrap();
+    assert_eq!(ledger.claimable("core", &mut PollCursor::default(), T0, 9).await.unwrap().len(), 4 + 1);
+    let seen = ledger.polling().await.unwrap().unwrap();
+    assert_eq!(seen.since_ms, T0 + 1);
+    // Something more is left to them while the leader sends messages for what it has read.
+    ledger.leave_to_pollers(epoch, &[(id, 6)], &[], T0 + 2).await.unwrap();
+    assert!(!ledger.end_polling(epoch, &seen).await.unwrap());
+    let seen = ledger.polling().await.unwrap().unwrap();
+    assert_eq!(seen.since_ms, T0 + 1, "it has gone on since then");
+    let next = ledger.begin_epoch("other", T0).await.unwrap();
+    assert!(matches!(ledger.end_polling(epoch, &seen).await, Err(StoreError::Deposed { .. })));
+    assert!(matches!(ledger.leave_to_pollers(epoch, &[], &[], T0).await, Err(StoreError::Deposed { .. })));
+    assert_eq!(ledger.polling().await.unwrap(), Some(seen), "a deposed leader changes nothing");
+    assert!(ledger.end_polling(next, &seen).await.unwrap());
+    assert_eq!(ledger.polling().await.unwrap(), None);
+    ledger.leave_to_pollers(next, &[], &[], T0 + 5).await.unwrap();
+    assert_eq!(ledger.polling().await.unwrap().unwrap().since_ms, T0 + 5);
 }
 
 async fn stranded_shards_are_found(world: World) {

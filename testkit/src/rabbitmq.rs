@@ -152,6 +152,31 @@ impl RabbitMq {
         self.restart()
     }
 
+    /// Brings the server into its memory alarm, or out of it: it then takes no messages and says so to who publishes
+    /// (`connection.blocked`).
+    ///
+    /// # Errors
+    /// When `rabbitmqctl` is missing or refuses.
+    pub fn memory_alarm(&self, on: bool) -> Result<()> {
+        let setup = &self.setup;
+        let program = setup.root.find(&["/usr/lib/rabbitmq/bin/rabbitmqctl", "rabbitmqctl"])?;
+        let share = if on { "0.000001" } else { "0.6" };
+        let mut command = setup.root.command(&program);
+        let output = command
+            .args(["set_vm_memory_high_watermark", share])
+            .envs(setup.environment())
+            .output()
+            .context("rabbitmqctl can't be run")?;
+        anyhow::ensure!(
+            output.status.success(),
+            "rabbitmqctl ended with {}: {}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(())
+    }
+
     /// Ends the server in order (SIGTERM), or by SIGKILL when it takes too long.
     ///
     /// # Errors

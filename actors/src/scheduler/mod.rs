@@ -5,6 +5,7 @@ mod dispatcher;
 mod external;
 mod retention;
 mod round;
+mod stand_in;
 mod supervisor;
 mod trigger;
 
@@ -17,6 +18,7 @@ use crate::leadership::{LeaderState, Leading, LeaseTask};
 use crate::ports::{Ports, tell};
 use actix::prelude::*;
 use shardcron_domain::Epoch;
+use shardcron_domain::fallback::{STAND_IN_PREFIX, Scope};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -39,6 +41,8 @@ pub struct SchedulerOptions {
     pub tiers: Vec<String>,
     /// How long what has ended is kept.
     pub retention: RetentionOptions,
+    /// What a stand-in does of the work; `None`: a scheduler, which does all of it.
+    pub scope: Option<Scope>,
 }
 
 impl SchedulerOptions {
@@ -53,6 +57,7 @@ impl SchedulerOptions {
             republish_after: Duration::from_secs(5),
             tiers: vec!["core".into(), "bulk".into()],
             retention: RetentionOptions::default(),
+            scope: None,
         }
     }
 }
@@ -117,7 +122,8 @@ impl Scheduler {
 
         let actor = dispatcher::DispatcherActor::new(ports.clone(), options.clone(), deposed.clone());
         let dispatcher = stages[0].start(actor);
-        let actor = trigger::TriggerActor::new(ports.clone(), dispatcher.clone(), deposed.clone());
+        let actor =
+            trigger::TriggerActor::new(ports.clone(), options.scope.clone(), dispatcher.clone(), deposed.clone());
         let trigger = stages[1].start(actor);
         let actor =
             supervisor::SupervisorActor::new(ports.clone(), options.clone(), heads, dispatcher.clone(), deposed);
@@ -130,7 +136,8 @@ impl Scheduler {
         ];
         let guardian = Guardian::new(watched, on_fatal).start();
 
-        let token = format!("{}/{}", options.name, ports.entropy.id());
+        let kind = if options.scope.is_some() { STAND_IN_PREFIX } else { "" };
+        let token = format!("{kind}{}/{}", options.name, ports.entropy.id());
         let task = LeaseTask {
             ports: ports.clone(),
             token,

@@ -8,6 +8,7 @@ mod fire;
 mod jobs;
 mod leader;
 mod look;
+mod polling;
 mod prune;
 mod record;
 mod rows;
@@ -27,7 +28,7 @@ use shardcron_domain::invariants::Tally;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::recovery::Reclaim;
 use shardcron_domain::shard::{Checkpoint, Rejection};
-use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, execution};
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, ShardRef, execution};
 
 #[async_trait]
 impl Ledger for SqlLedger {
@@ -130,7 +131,33 @@ impl Ledger for SqlLedger {
         if firsts.is_empty() && again.is_empty() {
             return Ok(());
         }
-        with_retries!(self.write_dispatched(epoch, firsts, again))
+        with_retries!(self.write_dispatched(epoch, firsts, again, None))
+    }
+
+    async fn leave_to_pollers(
+        &self,
+        epoch: Epoch,
+        firsts: &[(ExecutionId, u32)],
+        again: &[AttemptRef],
+        now_ms: i64,
+    ) -> Result<()> {
+        with_retries!(self.write_dispatched(epoch, firsts, again, Some(now_ms)))
+    }
+
+    async fn polling(&self) -> Result<Option<Polling>> {
+        with_retries!(self.read_polling())
+    }
+
+    async fn end_polling(&self, epoch: Epoch, seen: &Polling) -> Result<bool> {
+        with_retries!(self.write_polling_ended(epoch, seen))
+    }
+
+    async fn handed_out(&self, after: Option<ShardRef>, now_ms: i64, limit: usize) -> Result<Vec<Redispatch>> {
+        with_retries!(self.read_all_handed_out(after, now_ms, limit))
+    }
+
+    async fn outstanding(&self, tier: &str) -> Result<u32> {
+        with_retries!(self.read_outstanding(tier))
     }
 
     async fn redispatch_due(&self, now_ms: i64, without: &[String], limit: usize) -> Result<Vec<Redispatch>> {
