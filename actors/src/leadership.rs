@@ -73,7 +73,10 @@ impl LeaseTask {
             match self.try_to_lead().await {
                 Ok(Some(term)) => {
                     backoff = self.ports.backoff();
+                    let trusted_until = term.trusted_until.clone();
                     let why = self.lead(term).await;
+                    // Whoever still has the term must not act on what was left of its window: the lease may be released next (L2).
+                    trusted_until.store(i64::MIN, Ordering::Release);
                     self.stand_by(why, None);
                 }
                 Ok(None) => {
