@@ -2,6 +2,7 @@
 
 use crate::config::{Config, masked};
 use anyhow::{Context, Result};
+use shardcron_actors::ledger_time::LedgerTime;
 use shardcron_actors::modes::Modes;
 use shardcron_actors::{Io, Ports, SystemClock, SystemEntropy};
 use shardcron_broker::ledger::LedgerBroker;
@@ -94,9 +95,11 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         presence,
         idempotency,
         clock: Arc::new(SystemClock::default()),
+        ledger_time: LedgerTime::default(),
         entropy: Arc::new(SystemEntropy),
         modes: Modes::default(),
         io: Io::on(tokio::runtime::Handle::current()),
+        handlers: Io::on(tokio::runtime::Handle::current()),
     };
     Ok(Wired { ports, sql, redis, live, faults })
 }

@@ -6,6 +6,7 @@ pub mod executions;
 pub mod import;
 pub mod jobs;
 pub mod migrate;
+pub mod prune;
 pub mod trigger;
 pub mod workers;
 

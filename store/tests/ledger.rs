@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use shardcron_domain::job::OverlapPolicy;
 use shardcron_domain::recovery::Reclaim;
-use shardcron_domain::shard::{Checkpoint, FailureClass, Phase, ReclaimReason, Rejection};
+use shardcron_domain::shard::{Checkpoint, FailureClass, Phase, ReclaimReason, Rejection, TakeOverReason};
 use shardcron_domain::{execution, invariants};
 use shardcron_store::ledger::PollCursor;
 use shardcron_store::*;
@@ -16,6 +16,7 @@ conformance!(
     a_shard_goes_its_way,
     r_07_results_out_of_order_end_in_success,
     r_08_the_old_owner_of_a_reclaimed_shard_is_refused,
+    take_overs_fence_the_owner_and_follow_the_message,
     claims_twice_in_a_batch_and_again_after_a_lost_answer,
     a_batch_mixes_accepted_and_refused,
     used_up_tries_end_as_a_dead_letter,
@@ -45,8 +46,8 @@ async fn a_shard_goes_its_way(world: World) {
     assert_eq!(recorded[0].unwrap().phase, Phase::Success);
     assert_eq!(recorded[1].unwrap().redispatch_at_ms, Some(T0 + 1_010));
     assert!(recorded.iter().all(|r| r.unwrap().execution_ended.is_none()));
-    assert!(ledger.redispatch_due(T0 + 1_009, 10).await.unwrap().is_empty());
-    let due = ledger.redispatch_due(T0 + 1_010, 10).await.unwrap();
+    assert!(ledger.redispatch_due(T0 + 1_009, &[], 10).await.unwrap().is_empty());
+    let due = ledger.redispatch_due(T0 + 1_010, &[], 10).await.unwrap();
     assert_eq!(due[0].attempt, attempt(id, 1, 2));
     let again = [due[0].attempt];
     assert_eq!(ledger.claim(me, &again, T0 + 1_000).await.unwrap(), [Err(Rejection::NotYet)]);
@@ -98,6 +99,46 @@ async fn r_08_the_old_owner_of_a_reclaimed_shard_is_refused(world: World) {
     let history = ledger.attempts(id, 10).await.unwrap();
     let seen: Vec<_> = history.iter().map(|a| (a.attempt, a.outcome.as_str(), a.owner)).collect();
     assert_eq!(seen, [(1, "worker_lost", old), (2, "success", new)]);
+}
+
+async fn take_overs_fence_the_owner_and_follow_the_message(world: World) {
+    let ledger = &world.ledger;
+    let (epoch, _, id) = fired(ledger, 2).await;
+    let (a, b, c) = (worker(), worker(), worker());
+    let message = attempt(id, 0, 1);
+    let want = |message, from| TakeOver { message, from, reason: TakeOverReason::Redelivered, retry: policy(3) };
+    let taken = async |by, wanted| ledger.take_over(by, &[wanted], T0 + 50).await.unwrap().remove(0);
+    assert_eq!(taken(b, want(message, None)).await, Err(Rejection::NotRunning));
+    ledger.claim(a, &[message], T0).await.unwrap().remove(0).unwrap();
+    ledger.advance(a, message, None, Checkpoint::Number(5), 5).await.unwrap().unwrap();
+    assert_eq!(taken(b, want(message, Some(c))).await, Err(Rejection::NotOwner(a)), "somebody else's by now");
+    let second = TakenOver::Running { attempt: attempt(id, 0, 2), checkpoint: Some(Checkpoint::Number(5)) };
+    assert_eq!(taken(b, want(message, Some(a))).await, Ok(second.clone()));
+    assert_eq!(taken(b, want(message, Some(a))).await, Ok(second), "the answer was lost");
+    let stale = Rejection::StaleAttempt { named: 1, current: 2 };
+    assert_eq!(ledger.record(a, &[success(message)], T0).await.unwrap(), [Err(stale)], "the old owner is fenced");
+    // The same message comes a third time: the second owner has died too.
+    let third = TakenOver::Running { attempt: attempt(id, 0, 3), checkpoint: Some(Checkpoint::Number(5)) };
+    assert_eq!(taken(c, want(message, None)).await, Ok(third));
+    let last = taken(a, want(message, None)).await;
+    let Ok(TakenOver::Ended(recorded)) = last else { panic!("{last:?}") };
+    assert_eq!(recorded.phase, Phase::Failed, "three tries are used up, however fast (T-04)");
+    assert_eq!(taken(b, want(message, None)).await, Err(Rejection::Terminal(Phase::Failed)));
+    let history = ledger.attempts(id, 10).await.unwrap();
+    let seen: Vec<_> = history.iter().map(|h| (h.attempt, h.outcome.as_str(), h.owner)).collect();
+    assert_eq!(seen, [(1, "taken_over", a), (2, "taken_over", b), (3, "taken_over", c)]);
+    assert!(history.iter().all(|h| h.message.as_deref().is_some_and(|m| m.starts_with("worker lost"))));
+    assert_eq!(ledger.dead(10).await.unwrap().len(), 1);
+    assert!(ledger.redispatch_due(i64::MAX, &[], 10).await.unwrap().is_empty());
+    // A message of an attempt that ended otherwise stands for nothing.
+    let (other, next) = (attempt(id, 1, 1), attempt(id, 1, 2));
+    ledger.claim(a, &[other], T0).await.unwrap().remove(0).unwrap();
+    let reclaim = Reclaim { attempt: other, owner: a, reason: ReclaimReason::WorkerLost };
+    ledger.reclaim(epoch, &[(reclaim, policy(3))], T0).await.unwrap()[0].unwrap();
+    ledger.claim(b, &[next], T0 + 60).await.unwrap().remove(0).unwrap();
+    assert_eq!(taken(c, want(other, None)).await, Err(stale));
+    invariants::check_tally(&ledger.tally(id).await.unwrap().0).unwrap_err();
+    assert_eq!(ledger.tally(id).await.unwrap().0.recorded_twice, 0);
 }
 
 async fn claims_twice_in_a_batch_and_again_after_a_lost_answer(world: World) {
@@ -154,7 +195,7 @@ async fn used_up_tries_end_as_a_dead_letter(world: World) {
     }
     let dead = ledger.dead(10).await.unwrap();
     assert_eq!((dead.len(), dead[0].shard, dead[0].reason.as_str()), (1, Some((id, 0)), "it broke"));
-    assert!(ledger.redispatch_due(i64::MAX, 10).await.unwrap().is_empty());
+    assert!(ledger.redispatch_due(i64::MAX, &[], 10).await.unwrap().is_empty());
     let at = attempt(id, 1, 1);
     ledger.claim(me, &[at], now).await.unwrap();
     let last = ledger.record(me, &[success(at)], now).await.unwrap()[0].unwrap();
@@ -171,10 +212,10 @@ async fn a_later_redispatch_survives_the_note_of_an_earlier_one(world: World) {
         ledger.record(me, &[failure(at)], T0 + i64::from(n) * 10_000).await.unwrap()[0].unwrap();
     }
     ledger.mark_dispatched(epoch, &[], &[attempt(id, 0, 2)]).await.unwrap();
-    let due = ledger.redispatch_due(i64::MAX, 10).await.unwrap();
+    let due = ledger.redispatch_due(i64::MAX, &[], 10).await.unwrap();
     assert_eq!(due.iter().map(|d| d.attempt).collect::<Vec<_>>(), [attempt(id, 0, 3)]);
     ledger.mark_dispatched(epoch, &[(id, 1)], &[attempt(id, 0, 3)]).await.unwrap();
-    assert!(ledger.redispatch_due(i64::MAX, 10).await.unwrap().is_empty());
+    assert!(ledger.redispatch_due(i64::MAX, &[], 10).await.unwrap().is_empty());
     ledger.mark_dispatched(epoch, &[(id, 0)], &[]).await.unwrap();
     assert_eq!(ledger.active_executions().await.unwrap()[0].dispatched, 1, "the watermark never falls");
 }
@@ -417,6 +458,7 @@ async fn overview_counts_tiers(world: World) {
     assert_eq!((core.executions, core.waiting, core.running), (1, 3, 1));
     assert_eq!((core.oldest_waiting_ms, overview.dead), (Some(T0), 0));
     let running = ledger.running(10).await.unwrap();
+    assert_eq!(running[0].stall_ms, Some(60_000));
     assert_eq!((running[0].attempt, running[0].owner, running[0].timeout_ms), (attempt(id, 1, 1), me, Some(1_800_000)));
     let head = ledger.execution_head(id).await.unwrap().unwrap();
     assert_eq!((head.spec.name.as_str(), head.version, head.nominal_ms), ("job", 1, T0));

@@ -181,6 +181,7 @@ impl Pump {
             FireOutcome::Skipped { reason, blocking, .. } => {
                 reply("skipped", blocking.map(|id| id.to_string()), reason)
             }
+            FireOutcome::Busy => Handled::Again(format!("job '{job}' is held by another transaction")),
             FireOutcome::Stale => Handled::Again(format!("job '{job}' changed meanwhile")),
         })
     }

@@ -167,27 +167,43 @@ async fn mark(
     }
 }
 
+/// Tiers that one look leaves out at most; jobs may name any number.
+const FAILING_TIERS_MAX: usize = 64;
+
 /// Publishes retries and reclaimed shards that are due, and notes it. Returns how many, and whether there may be more.
 pub(super) async fn redispatch(ports: &Ports, epoch: Epoch) -> Result<(usize, bool), StoreError> {
-    let due = ports.ledger.redispatch_due(ports.clock.now_ms(), REDISPATCH_BATCH).await?;
-    let more = due.len() == REDISPATCH_BATCH;
-    let mut by_tier: BTreeMap<&str, Vec<AttemptRef>> = BTreeMap::new();
-    for row in &due {
-        by_tier.entry(&row.tier).or_default().push(row.attempt);
-    }
-    let (mut confirmed, mut left) = (Vec::with_capacity(due.len()), false);
-    for (tier, attempts) in by_tier {
-        for (attempt, answer) in attempts.iter().zip(publish_attempts(ports, epoch, tier, &attempts).await) {
-            left |= answer == Published::Left;
-            if matches!(answer, Published::Confirmed | Published::Left) {
-                confirmed.push(*attempt);
+    // Tiers that the broker does not take: what waits there must not hide what waits elsewhere behind it.
+    let mut failing: Vec<String> = Vec::new();
+    let mut total = 0;
+    loop {
+        let due = ports.ledger.redispatch_due(ports.ledger_now_ms(), &failing, REDISPATCH_BATCH).await?;
+        let full = due.len() == REDISPATCH_BATCH;
+        let mut by_tier: BTreeMap<String, Vec<AttemptRef>> = BTreeMap::new();
+        for row in due {
+            by_tier.entry(row.tier).or_default().push(row.attempt);
+        }
+        let (mut confirmed, mut left, known) = (Vec::new(), false, failing.len());
+        for (tier, attempts) in by_tier {
+            let before = confirmed.len();
+            for (attempt, answer) in attempts.iter().zip(publish_attempts(ports, epoch, &tier, &attempts).await) {
+                left |= answer == Published::Left;
+                if matches!(answer, Published::Confirmed | Published::Left) {
+                    confirmed.push(*attempt);
+                }
+            }
+            if confirmed.len() - before < attempts.len() && failing.len() < FAILING_TIERS_MAX {
+                failing.push(tier);
             }
         }
+        total += confirmed.len();
+        if !confirmed.is_empty() {
+            mark(ports, epoch, (&[], &confirmed), left).await?;
+        }
+        // A full look of which nothing was taken, and behind which other tiers may wait: looked behind it at once.
+        if !full || failing.len() == known {
+            return Ok((total, full && !confirmed.is_empty()));
+        }
     }
-    if !confirmed.is_empty() {
-        mark(ports, epoch, (&[], &confirmed), left).await?;
-    }
-    Ok((confirmed.len(), more && !confirmed.is_empty()))
 }
 
 async fn publish_attempts(ports: &Ports, epoch: Epoch, tier: &str, attempts: &[AttemptRef]) -> Vec<Published> {
@@ -223,7 +239,7 @@ pub(super) async fn republish(
     loop {
         let stranded = ports
             .ledger
-            .stranded(execution, from, ports.clock.now_ms(), QUEUE_WINDOW_MAX as usize)
+            .stranded(execution, from, ports.ledger_now_ms(), QUEUE_WINDOW_MAX as usize)
             .await
             .map_err(|e| e.to_string())?;
         let Some(last) = stranded.last() else { break };

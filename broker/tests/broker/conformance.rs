@@ -154,6 +154,7 @@ pub async fn fire(ledger: &SqlLedger, epoch: shardcron_domain::Epoch, count: u32
         params: Params::new(),
         tier: TIER.into(),
         timeout_ms: None,
+        stall_ms: None,
         overlap: OverlapPolicy::Allow,
     };
     let intent = FireIntent {

@@ -227,8 +227,8 @@ impl Ledger for SimLedger {
     async fn outstanding(&self, tier: &str) -> Result<u32> {
         read!(self.outstanding(tier))
     }
-    async fn redispatch_due(&self, now_ms: i64, limit: usize) -> Result<Vec<Redispatch>> {
-        read!(self.redispatch_due(now_ms, limit))
+    async fn redispatch_due(&self, now_ms: i64, without: &[String], limit: usize) -> Result<Vec<Redispatch>> {
+        read!(self.redispatch_due(now_ms, without, limit))
     }
     async fn stranded(&self, execution: ExecutionId, from: u32, now_ms: i64, limit: usize) -> Result<Vec<AttemptRef>> {
         read!(self.stranded(execution, from, now_ms, limit))
@@ -248,6 +248,14 @@ impl Ledger for SimLedger {
             told(world, answer, |v| world.oracle(|o| o.claimed((life, owner), &attempts, v, (now_ms, world.now_ms()))))
         };
         self.write("claim", effect).await
+    }
+    async fn take_over(&self, owner: Incarnation, wanted: &[TakeOver], now_ms: i64) -> Result<Verdicts<TakenOver>> {
+        let (wanted, life) = (wanted.to_vec(), self.0.id);
+        let effect = move |world: &World| {
+            let answer = world.real(world.sql().take_over(owner, &wanted, now_ms));
+            told(world, answer, |v| world.oracle(|o| o.taken_over((life, owner), &wanted, v, (now_ms, world.now_ms()))))
+        };
+        self.write("take_over", effect).await
     }
     async fn record(&self, owner: Incarnation, ends: &[Ended], now_ms: i64) -> Result<Verdicts<Recorded>> {
         let ends = ends.to_vec();
@@ -329,6 +337,9 @@ impl Ledger for SimLedger {
         read!(self.dead(limit))
     }
 
+    async fn prune(&self, before: &PruneBefore, cursor: &mut PruneCursor) -> Result<Pruned> {
+        read!(self.prune(before, cursor))
+    }
     async fn overview(&self) -> Result<Overview> {
         read!(self.overview())
     }

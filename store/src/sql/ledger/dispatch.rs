@@ -7,7 +7,7 @@ use crate::rows::{ActiveExecution, ExecutionHead, Redispatch};
 use crate::sql::SqlLedger;
 use crate::sql::bulk::Bulk;
 use crate::sql::fault::{Fault, Outcome};
-use crate::sql::value::{Row, hex, id_list};
+use crate::sql::value::{Row, Value, hex, id_list};
 use shardcron_domain::limits::SHARD_ROWS_PER_WRITE;
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, JobId};
 use std::collections::BTreeMap;
@@ -117,11 +117,25 @@ impl SqlLedger {
         tx.commit().await
     }
 
-    pub(super) async fn read_redispatch(&self, now_ms: i64, limit: usize) -> Outcome<Vec<Redispatch>> {
-        let sql = "SELECT r.execution_id, r.shard_index, r.attempt, e.tier FROM redispatch r \
-                   JOIN executions e ON e.id = r.execution_id \
-                   WHERE r.not_before_ms <= ? ORDER BY r.not_before_ms LIMIT ?";
-        let rows = self.db.rows(sql, &[now_ms.into(), limit.into()]).await?;
+    pub(super) async fn read_redispatch(
+        &self,
+        now_ms: i64,
+        without: &[String],
+        limit: usize,
+    ) -> Outcome<Vec<Redispatch>> {
+        let others = match without.len() {
+            0 => String::new(),
+            n => format!("AND e.tier NOT IN ({}) ", vec!["?"; n].join(", ")),
+        };
+        let sql = format!(
+            "SELECT r.execution_id, r.shard_index, r.attempt, e.tier FROM redispatch r \
+             JOIN executions e ON e.id = r.execution_id \
+             WHERE r.not_before_ms <= ? {others}ORDER BY r.not_before_ms LIMIT ?"
+        );
+        let mut args: Vec<Value> = vec![now_ms.into()];
+        args.extend(without.iter().map(|tier| tier.as_str().into()));
+        args.push(limit.into());
+        let rows = self.db.rows(&sql, &args).await?;
         rows.iter()
             .map(|row| {
                 let execution = row.id(0, ExecutionId::from_slice)?;

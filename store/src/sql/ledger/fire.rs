@@ -38,6 +38,8 @@ struct JobState {
     active: Vec<ExecutionId>,
     /// Decided fire keys, with the execution where one was made.
     decided: HashMap<String, Option<ExecutionId>>,
+    /// Somebody else holds its row; nothing may be decided.
+    held: bool,
 }
 
 impl JobState {
@@ -73,7 +75,7 @@ impl SqlLedger {
         let mut writes = Writes {
             executions: Bulk::new(
                 "INSERT INTO executions (id, job_id, version, fire_key, state, tier, nominal_ms, fired_ms, epoch, timeout_ms, \
-                 plan, params, shards_total, materialized) VALUES ",
+                 plan, params, shards_total, materialized, stall_ms) VALUES ",
                 "",
             ),
             shards: Bulk::new("INSERT INTO shards (execution_id, shard_index) VALUES ", ""),
@@ -139,11 +141,12 @@ fn decision_row(row: &Row) -> Outcome<DecisionRow> {
     })
 }
 
-/// Locks the batch's jobs in the order of their ids and reads what the decisions need, in three statements.
+/// Locks the batch's jobs in the order of their ids and reads what the decisions need, in three statements. Whose row is locked by
+/// somebody else is left out: one job that is held must not make all others late (case D-09).
 async fn read_state(tx: &mut Tx, intents: &[FireIntent]) -> Outcome<HashMap<JobId, JobState>> {
     let ids: BTreeSet<i64> = intents.iter().map(|i| i.job.0).collect();
     let list = number_list(&ids);
-    let lock = tx.dialect().for_update();
+    let lock = tx.dialect().for_update_skipping();
     let mut jobs: HashMap<JobId, JobState> = HashMap::new();
     let sql = format!(
         "SELECT id, version, paused_by FROM jobs WHERE id IN ({list}) \
@@ -152,6 +155,13 @@ async fn read_state(tx: &mut Tx, intents: &[FireIntent]) -> Outcome<HashMap<JobI
     for row in tx.raw_rows(&sql).await? {
         let state = JobState { version: row.count(1)?, paused_by: row.opt_text(2)?, ..JobState::default() };
         jobs.insert(JobId(row.int(0)?), state);
+    }
+    if jobs.len() < ids.len() {
+        let missing = number_list(ids.iter().filter(|id| !jobs.contains_key(&JobId(**id))));
+        for row in tx.raw_rows(&format!("SELECT id, version FROM jobs WHERE id IN ({missing})")).await? {
+            let state = JobState { version: row.count(1)?, held: true, ..JobState::default() };
+            jobs.insert(JobId(row.int(0)?), state);
+        }
     }
     let sql = format!("SELECT job_id, id FROM executions WHERE state = 0 AND job_id IN ({list}) ORDER BY id");
     for row in tx.raw_rows(&sql).await? {
@@ -186,6 +196,9 @@ fn settle(
     let Some(state) = jobs.get_mut(&intent.job).filter(|state| state.version == intent.version) else {
         return Ok(FireOutcome::Stale);
     };
+    if state.held {
+        return Ok(FireOutcome::Busy);
+    }
     if let Some(next) = intent.next_fire_ms {
         writes.next.insert(intent.job, next);
     }
@@ -254,6 +267,7 @@ fn write_execution(
             serde_json::to_string(&new.params).map_err(json)?.into(),
             total.into(),
             first.into(),
+            new.stall_ms.into(),
         ],
     );
     push_shards(&mut writes.shards, new.id, 0..first);

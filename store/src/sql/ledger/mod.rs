@@ -9,10 +9,12 @@ mod jobs;
 mod leader;
 mod look;
 mod polling;
+mod prune;
 mod record;
 mod rows;
 mod step;
 mod supervise;
+mod takeover;
 mod triggers;
 
 use super::SqlLedger;
@@ -158,8 +160,8 @@ impl Ledger for SqlLedger {
         with_retries!(self.read_outstanding(tier))
     }
 
-    async fn redispatch_due(&self, now_ms: i64, limit: usize) -> Result<Vec<Redispatch>> {
-        with_retries!(self.read_redispatch(now_ms, limit))
+    async fn redispatch_due(&self, now_ms: i64, without: &[String], limit: usize) -> Result<Vec<Redispatch>> {
+        with_retries!(self.read_redispatch(now_ms, without, limit))
     }
 
     async fn stranded(&self, execution: ExecutionId, from: u32, now_ms: i64, limit: usize) -> Result<Vec<AttemptRef>> {
@@ -179,6 +181,13 @@ impl Ledger for SqlLedger {
             return Ok(Vec::new());
         }
         with_retries!(self.write_claims(owner, attempts, now_ms))
+    }
+
+    async fn take_over(&self, owner: Incarnation, wanted: &[TakeOver], now_ms: i64) -> Result<Verdicts<TakenOver>> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        with_retries!(self.write_take_overs(owner, wanted, now_ms))
     }
 
     async fn record(&self, owner: Incarnation, ends: &[Ended], now_ms: i64) -> Result<Verdicts<Recorded>> {
@@ -262,6 +271,12 @@ impl Ledger for SqlLedger {
 
     async fn dead(&self, limit: usize) -> Result<Vec<DeadRow>> {
         with_retries!(self.read_dead(limit))
+    }
+
+    async fn prune(&self, before: &PruneBefore, cursor: &mut PruneCursor) -> Result<Pruned> {
+        let (pruned, moved): (Pruned, PruneCursor) = with_retries!(self.prune_some(before, *cursor))?;
+        *cursor = moved;
+        Ok(pruned)
     }
 
     async fn overview(&self) -> Result<Overview> {
