@@ -3,6 +3,7 @@
 //! The same structures are read from TOML and kept in the ledger as JSON; a job's version is the count of its different JSONs.
 
 use crate::limits;
+pub use crate::overlap::OverlapPolicy;
 use crate::plan::ShardPlan;
 use crate::schedule::ScheduleSpec;
 use crate::units::Span;
@@ -233,17 +234,6 @@ impl Default for RetryPolicy {
     fn default() -> Self {
         RetryPolicy { attempts: 3, first: Span::secs(10), factor: 2.0, max: Span::mins(10), jitter: 0.2 }
     }
-}
-
-/// What happens when the previous execution of the job still runs. A shard that waits for its retry counts as running.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OverlapPolicy {
-    /// The new instant is recorded as skipped, with the execution that was in its way.
-    #[default]
-    Skip,
-    /// Both run.
-    Allow,
 }
 
 /// What happens to an instant that passed while nobody led.

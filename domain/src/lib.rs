@@ -19,6 +19,8 @@ pub mod liveness;
 pub mod messages;
 pub mod metric_names;
 pub mod modes;
+pub mod overlap;
+pub mod override_plan;
 pub mod plan;
 pub mod recovery;
 pub mod retry;

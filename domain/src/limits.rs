@@ -61,3 +61,23 @@ pub const DEAD_LETTERS_COUNTED: usize = 1_000;
 pub const LOSS_CONFIRM_MS: i64 = 900;
 /// Tiers by configuration. Each has a queue, a consumer and a metric label.
 pub const TIERS_MAX: usize = 16;
+/// Firings of one job that may wait for it to become free. More would be a backlog that nobody works off.
+pub const OVERLAP_QUEUE_MAX: u32 = 100;
+/// Triggers of one job that may wait for a future instant.
+pub const FUTURE_TRIGGERS: usize = 1_000;
+/// Past instants of one backfill at most; a longer range is cut into several, each with its own progress.
+pub const BACKFILL_INSTANTS: usize = 10_000;
+/// Past instants of one backfill unless it asks for more.
+pub const BACKFILL_INSTANTS_DEFAULT: usize = 1_000;
+/// Executions of a job whose overlap policy is `allow` beyond which its backfill waits.
+pub const BACKFILL_AT_ONCE: u32 = 8;
+/// Upstream jobs of one job.
+pub const UPSTREAMS_MAX: usize = 32;
+/// Ends of one upstream that are kept while a fan-in waits for its other upstreams; older ones are dropped.
+pub const UPSTREAM_ENDS_KEPT: usize = 1_000;
+/// Bytes of an upstream's result summary that its downstream gets.
+pub const UPSTREAM_SUMMARY_BYTES: usize = 1_024;
+/// Shards that one trigger may pick out of a plan.
+pub const SHARDS_PICKED: usize = 10_000;
+/// What a trigger's or a backfill's sender says of himself.
+pub const WHO_BYTES: usize = 255;

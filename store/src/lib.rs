@@ -7,6 +7,8 @@
 //! `WHERE` clauses, and one conformance suite runs against every adapter.
 
 pub mod error;
+pub mod firing_port;
+pub mod firing_rows;
 pub mod lease;
 pub mod ledger;
 pub mod presence;
@@ -15,6 +17,8 @@ pub mod rows;
 pub mod sql;
 
 pub use error::{Result, StoreError};
+pub use firing_port::FiringLedger;
+pub use firing_rows::*;
 pub use lease::{IdempotencyHint, IdempotencyStore, LeaseAnswer, LeaseStore, NoIdempotency};
 pub use ledger::Ledger;
 pub use presence::{Presence, SeenWorker, WorkerBeat};

@@ -106,6 +106,7 @@ async fn fire(ledger: &SqlLedger, epoch: shardcron_domain::Epoch, count: u32) ->
         scheduled: true,
         action: FireAction::Fire(new),
         next_fire_ms: None,
+        extra: Default::default(),
     };
     assert_eq!(ledger.fire(epoch, &[intent], T0).await.unwrap(), [FireOutcome::Fired(id)]);
     assert_eq!(ledger.materialize(epoch, id, count).await.unwrap(), count);

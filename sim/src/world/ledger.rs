@@ -149,9 +149,10 @@ impl Ledger {
         let kind = match action {
             Err(_) if decided => return Ok(None),
             Err(kind) => *kind,
-            Ok(id) => match decide(spec.overlap, &JobNow { paused_by, active, existing, decided }, true) {
+            Ok(id) => match decide(spec.overlap, &JobNow { paused_by, active, existing, decided, ..JobNow::default() }, true) {
                 Verdict::Duplicate(Some(existing)) if existing == *id => return Ok(Some(existing)),
-                Verdict::Duplicate(_) => return Ok(None),
+                // The simulated jobs' policies are skip and allow, which neither wait nor replace.
+                Verdict::Duplicate(_) | Verdict::Wait(..) | Verdict::NotYet | Verdict::Replace(_) => return Ok(None),
                 Verdict::Skip(kind, ..) => kind,
                 Verdict::Fire => {
                     let shards = ShardPlan::from_spec(&spec.shards).map_or(1, |plan| plan.count());

@@ -5,8 +5,14 @@ use super::pool::Db;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, SqlSafeStr as _};
 
-const MYSQL: &[(i64, &str, &str)] = &[(1, "ledger", include_str!("../../migrations/mysql/0001_ledger.sql"))];
-const SQLITE: &[(i64, &str, &str)] = &[(1, "ledger", include_str!("../../migrations/sqlite/0001_ledger.sql"))];
+const MYSQL: &[(i64, &str, &str)] = &[
+    (1, "ledger", include_str!("../../migrations/mysql/0001_ledger.sql")),
+    (2, "firing", include_str!("../../migrations/mysql/0002_firing.sql")),
+];
+const SQLITE: &[(i64, &str, &str)] = &[
+    (1, "ledger", include_str!("../../migrations/sqlite/0001_ledger.sql")),
+    (2, "firing", include_str!("../../migrations/sqlite/0002_firing.sql")),
+];
 const TABLE: &str = "shardcron_migrations";
 /// How long a node waits for another that migrates.
 const WAIT_S: u32 = 60;
