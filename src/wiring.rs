@@ -2,7 +2,7 @@
 
 use crate::config::{Config, masked};
 use anyhow::{Context, Result};
-use shardcron_actors::{Ports, SystemClock};
+use shardcron_actors::{Io, Ports, SystemClock, SystemEntropy};
 use shardcron_broker::Broker;
 use shardcron_broker::ledger::LedgerBroker;
 use shardcron_broker::rabbitmq::{RabbitMq, RabbitOptions};
@@ -57,7 +57,8 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         presence,
         idempotency,
         clock: Arc::new(SystemClock::default()),
-        io: tokio::runtime::Handle::current(),
+        entropy: Arc::new(SystemEntropy),
+        io: Io::on(tokio::runtime::Handle::current()),
     };
     Ok(Wired { ports, sql, redis })
 }

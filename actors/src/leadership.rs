@@ -3,7 +3,7 @@
 //! The lease decides who tries to lead; the ledger's epoch decides whose writes count. The task runs on the I/O runtime and never
 //! behind an actor's mailbox, so that a busy actor can't make a healthy leader look dead.
 
-use crate::ports::{Backoff, Ports};
+use crate::ports::Ports;
 use crate::telemetry;
 use shardcron_domain::Epoch;
 use shardcron_store::{LeaseAnswer, Result, StoreError};
@@ -68,16 +68,16 @@ impl LeaseTask {
     }
 
     pub(crate) async fn run(mut self) {
-        let mut backoff = Backoff::new();
+        let mut backoff = self.ports.backoff();
         while !self.shutdown.is_cancelled() {
             match self.try_to_lead().await {
                 Ok(Some(term)) => {
-                    backoff = Backoff::new();
+                    backoff = self.ports.backoff();
                     let why = self.lead(term).await;
                     self.stand_by(why, None);
                 }
                 Ok(None) => {
-                    backoff = Backoff::new();
+                    backoff = self.ports.backoff();
                     self.pause(self.ttl / 3).await;
                 }
                 Err(e) => {
@@ -94,6 +94,7 @@ impl LeaseTask {
 
     async fn pause(&self, time: Duration) {
         tokio::select! {
+            biased;
             () = tokio::time::sleep(time) => {}
             () = self.shutdown.cancelled() => {}
         }
@@ -140,7 +141,7 @@ impl LeaseTask {
         due.tick().await;
         loop {
             tokio::select! {
-                _ = due.tick() => {}
+                biased;
                 Some(epoch) = self.deposed.recv() => {
                     if epoch >= term.epoch {
                         return format!("the ledger refused epoch {epoch}: another scheduler leads");
@@ -148,6 +149,7 @@ impl LeaseTask {
                     continue;
                 }
                 () = self.shutdown.cancelled() => return "shutting down".into(),
+                _ = due.tick() => {}
             }
             let start = self.ports.clock.mono_ms();
             let renewal = tokio::time::timeout(self.ttl / 3, self.ports.lease.renew(&self.token, self.ttl)).await;

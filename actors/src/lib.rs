@@ -7,8 +7,10 @@
 //! inside an actor, or decide anything that `shardcron_domain` decides.
 
 pub mod clock;
+pub mod entropy;
 pub mod guardian;
 mod heads;
+pub mod io;
 mod leadership;
 pub mod modes;
 pub mod ports;
@@ -17,6 +19,8 @@ mod telemetry;
 pub mod worker;
 
 pub use clock::{Clock, SystemClock};
+pub use entropy::{Entropy, SystemEntropy};
+pub use io::Io;
 pub use leadership::LeaderState;
 pub use ports::Ports;
 pub use scheduler::{Scheduler, SchedulerOptions, SchedulerStatus};

@@ -1,11 +1,12 @@
 //! Everything that the actors reach the world through.
 
 use crate::clock::Clock;
+use crate::entropy::Entropy;
+use crate::io::Io;
 use shardcron_broker::Broker;
 use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, Presence};
 use std::future::Future;
 use std::sync::Arc;
-use tokio::runtime::Handle;
 
 /// The ports, and the runtime that all I/O runs on. Cheap to clone.
 #[derive(Clone)]
@@ -22,11 +23,18 @@ pub struct Ports {
     pub idempotency: Arc<dyn IdempotencyStore>,
     /// The time.
     pub clock: Arc<dyn Clock>,
-    /// A multi-thread runtime. A connection opened on an arbiter would die with it, and starve with it.
-    pub io: Handle,
+    /// The dice.
+    pub entropy: Arc<dyn Entropy>,
+    /// Where I/O runs.
+    pub io: Io,
 }
 
 impl Ports {
+    /// A series of waits between tries.
+    pub(crate) fn backoff(&self) -> Backoff {
+        Backoff { base_ms: 50, entropy: self.entropy.clone() }
+    }
+
     /// Runs `work` on the I/O runtime and hands its outcome to `deliver` there, which sends it to an actor (and waits for room in
     /// the mailbox, so a slow actor slows its sources down instead of growing).
     pub fn run<T, W, D, F>(&self, work: W, deliver: D)
@@ -57,16 +65,15 @@ where
 }
 
 /// Waits between tries: doubling from 50 ms to two seconds, with some randomness so that a fleet does not come in step.
-pub(crate) struct Backoff(u64);
+pub(crate) struct Backoff {
+    base_ms: u64,
+    entropy: Arc<dyn Entropy>,
+}
 
 impl Backoff {
-    pub(crate) fn new() -> Self {
-        Backoff(50)
-    }
-
     pub(crate) fn next(&mut self) -> std::time::Duration {
-        let base = self.0;
-        self.0 = (self.0 * 2).min(2_000);
-        std::time::Duration::from_millis(base / 2 + rand::random_range(0..=base / 2))
+        let base = self.base_ms;
+        self.base_ms = (base * 2).min(2_000);
+        std::time::Duration::from_millis(base / 2 + self.entropy.draw() % (base / 2 + 1))
     }
 }

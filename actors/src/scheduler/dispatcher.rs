@@ -14,7 +14,8 @@ use shardcron_domain::limits::QUEUE_WINDOW_MAX;
 use shardcron_domain::{Epoch, ExecutionId};
 use shardcron_store::{ActiveExecution, StoreError};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 /// How long a tier with nothing to hand out rests before its queue is looked at again.

@@ -9,7 +9,7 @@ use actix::Addr;
 use shardcron_broker::{BrokerError, TriggerDelivery, Triggers};
 use shardcron_domain::messages::TriggerReply;
 use shardcron_domain::{ExecutionId, firing, trigger};
-use shardcron_store::{FireAction, FireIntent, FireOutcome, JobRecord, NewExecution, Params, StoreError};
+use shardcron_store::{FireAction, FireIntent, FireOutcome, JobRecord, Params, StoreError};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -41,6 +41,7 @@ impl Pump {
         let Some(mut triggers) = self.source().await else { return };
         loop {
             let batch = tokio::select! {
+                biased;
                 batch = triggers.next() => batch,
                 () = self.stop.cancelled() => None,
             };
@@ -55,9 +56,10 @@ impl Pump {
     }
 
     async fn source(&self) -> Option<Box<dyn Triggers>> {
-        let mut backoff = Backoff::new();
+        let mut backoff = self.ports.backoff();
         loop {
             let source = tokio::select! {
+                biased;
                 source = self.ports.broker.triggers() => source,
                 () = self.stop.cancelled() => return None,
             };
@@ -72,6 +74,7 @@ impl Pump {
 
     async fn pause(&self, backoff: &mut Backoff) {
         tokio::select! {
+            biased;
             () = tokio::time::sleep(backoff.next()) => {}
             () = self.stop.cancelled() => {}
         }
@@ -79,9 +82,9 @@ impl Pump {
 
     /// False: nothing more is to be taken. What is not settled comes again, to whoever leads then.
     async fn settle_one(&self, triggers: &mut Box<dyn Triggers>, delivery: &TriggerDelivery) -> bool {
-        let mut backoff = Backoff::new();
+        let mut backoff = self.ports.backoff();
         // Drawn once for each delivery, not for each try: a firing whose answer was lost must be found again under its key.
-        let mut case = Case { own_id: uuid::Uuid::now_v7(), in_dead_queue: false };
+        let mut case = Case { own_id: self.ports.entropy.id(), in_dead_queue: false };
         loop {
             let span = tracing::info_span!("trigger", epoch = self.term.epoch.0);
             match self.handle(delivery, &mut case).instrument(span).await {
@@ -136,7 +139,7 @@ impl Pump {
             fire_key: firing::request_key(id),
             nominal_ms,
             scheduled: false,
-            action: FireAction::Fire(NewExecution { id: ExecutionId(own_id), ..new_execution(spec, params)? }),
+            action: FireAction::Fire(new_execution(ExecutionId(own_id), spec, params)?),
             next_fire_ms: None,
         })
     }

@@ -8,6 +8,7 @@ mod trigger;
 
 use crate::guardian::{Guardian, OnFatal, StandDown};
 use crate::heads::Heads;
+use crate::io::Stage;
 use crate::leadership::{LeaderState, Leading, LeaseTask};
 use crate::ports::{Ports, tell};
 use actix::prelude::*;
@@ -77,7 +78,7 @@ pub struct Scheduler {
     lease_task: tokio::task::JoinHandle<()>,
     guardian: Addr<Guardian>,
     trigger: Addr<trigger::TriggerActor>,
-    arbiters: Vec<Arbiter>,
+    stages: Vec<Stage>,
 }
 
 /// The term has begun, or ended.
@@ -105,15 +106,15 @@ impl Scheduler {
         let deposed = Deposed(deposed_tx);
         let shutdown = CancellationToken::new();
         let heads = Heads::new(ports.ledger.clone());
-        let arbiters: Vec<Arbiter> = (0..3).map(|_| Arbiter::new()).collect();
+        let stages: Vec<Stage> = (0..3).map(|_| ports.io.stage()).collect();
 
         let actor = dispatcher::DispatcherActor::new(ports.clone(), options.clone(), deposed.clone());
-        let dispatcher = Actor::start_in_arbiter(&arbiters[0].handle(), move |_| actor);
+        let dispatcher = stages[0].start(actor);
         let actor = trigger::TriggerActor::new(ports.clone(), dispatcher.clone(), deposed.clone());
-        let trigger = Actor::start_in_arbiter(&arbiters[1].handle(), move |_| actor);
+        let trigger = stages[1].start(actor);
         let actor =
             supervisor::SupervisorActor::new(ports.clone(), options.clone(), heads, dispatcher.clone(), deposed);
-        let supervisor = Actor::start_in_arbiter(&arbiters[2].handle(), move |_| actor);
+        let supervisor = stages[2].start(actor);
 
         let watched = vec![
             ("trigger", trigger.clone().recipient()),
@@ -122,7 +123,7 @@ impl Scheduler {
         ];
         let guardian = Guardian::new(watched, on_fatal).start();
 
-        let token = format!("{}/{}", options.name, uuid::Uuid::now_v7());
+        let token = format!("{}/{}", options.name, ports.entropy.id());
         let task = LeaseTask {
             ports: ports.clone(),
             token,
@@ -134,7 +135,7 @@ impl Scheduler {
         };
         let lease_task = ports.io.spawn(task.run());
         ports.io.spawn(announce(leading_rx, (dispatcher, trigger.clone(), supervisor)));
-        Scheduler { status: SchedulerStatus { state: state_rx }, shutdown, lease_task, guardian, trigger, arbiters }
+        Scheduler { status: SchedulerStatus { state: state_rx }, shutdown, lease_task, guardian, trigger, stages }
     }
 
     /// A view that stays valid.
@@ -149,8 +150,8 @@ impl Scheduler {
         tell(self.trigger, trigger::Finish).await;
         self.shutdown.cancel();
         let _ = self.lease_task.await;
-        for arbiter in self.arbiters {
-            arbiter.stop();
+        for stage in self.stages {
+            stage.stop();
         }
     }
 }

@@ -147,7 +147,10 @@ impl TriggerActor {
                 let nominals: Vec<i64> = due.intents.iter().map(Intent::nominal_ms).collect();
                 for (i, intent) in due.intents.into_iter().enumerate() {
                     let following = nominals.get(i + 1).copied().or(due.next_fire_ms);
-                    self.queue.push_back(Queued { intent: scheduled_intent(ready, intent), following });
+                    self.queue.push_back(Queued {
+                        intent: scheduled_intent(ready, intent, self.ports.entropy.id()),
+                        following,
+                    });
                 }
             }
             Err(e) => {
@@ -158,7 +161,10 @@ impl TriggerActor {
                     kind: DecisionKind::InvalidSchedule,
                     reason: e.to_string(),
                 };
-                self.queue.push_back(Queued { intent: scheduled_intent(ready, intent), following: None });
+                self.queue.push_back(Queued {
+                    intent: scheduled_intent(ready, intent, self.ports.entropy.id()),
+                    following: None,
+                });
             }
         }
     }
@@ -251,11 +257,11 @@ pub(super) fn announce(dispatcher: &Addr<DispatcherActor>, new: &NewExecution) {
     }
 }
 
-fn scheduled_intent(ready: &Ready, intent: Intent) -> FireIntent {
+fn scheduled_intent(ready: &Ready, intent: Intent, id: uuid::Uuid) -> FireIntent {
     let nominal_ms = intent.nominal_ms();
     let action = match intent {
         Intent::Record { kind, reason, .. } => FireAction::Record { kind, reason },
-        Intent::Fire { .. } => match new_execution(&ready.spec, Params::new()) {
+        Intent::Fire { .. } => match new_execution(ExecutionId(id), &ready.spec, Params::new()) {
             Ok(new) => FireAction::Fire(new),
             Err(reason) => FireAction::Record { kind: DecisionKind::InvalidSchedule, reason },
         },
@@ -272,11 +278,11 @@ fn scheduled_intent(ready: &Ready, intent: Intent) -> FireIntent {
 }
 
 /// The execution that a firing of this job makes. `over` replaces the job's own parameters key by key.
-pub(super) fn new_execution(spec: &JobSpec, over: Params) -> Result<NewExecution, String> {
+pub(super) fn new_execution(id: ExecutionId, spec: &JobSpec, over: Params) -> Result<NewExecution, String> {
     let mut params = spec.params.clone();
     params.extend(over);
     Ok(NewExecution {
-        id: ExecutionId(uuid::Uuid::now_v7()),
+        id,
         plan: ShardPlan::from_spec(&spec.shards).map_err(|e| e.to_string())?,
         params,
         tier: spec.tier.clone(),
@@ -378,7 +384,7 @@ impl Handler<Loaded> for TriggerActor {
                 if self.backoff.is_none() {
                     tracing::warn!(error = %e, "the jobs could not be loaded; trying until it works");
                 }
-                let wait = self.backoff.get_or_insert_with(Backoff::new).next();
+                let wait = self.backoff.get_or_insert_with(|| self.ports.backoff()).next();
                 ctx.run_later(wait, |actor, ctx| actor.load(ctx));
             }
         }
@@ -445,7 +451,7 @@ impl Handler<Written> for TriggerActor {
                     tracing::warn!(error = %e, due = batch.len() + self.queue.len(), "the ledger did not take the firings; trying until it does");
                 }
                 self.put_back(batch);
-                let wait = self.backoff.get_or_insert_with(Backoff::new).next();
+                let wait = self.backoff.get_or_insert_with(|| self.ports.backoff()).next();
                 ctx.run_later(wait, |actor, ctx| actor.tick(ctx));
                 return;
             }

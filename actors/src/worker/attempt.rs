@@ -3,7 +3,7 @@
 
 use super::Resolve;
 use crate::heads::Heads;
-use crate::ports::{Backoff, Ports};
+use crate::ports::Ports;
 use async_trait::async_trait;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::limits::{ERROR_BYTES, RESULT_BYTES};
@@ -13,8 +13,9 @@ use shardcron_domain::{AttemptRef, Incarnation};
 use shardcron_sdk::{CheckpointError, Effects, ShardContext, ShardError, ShardOutput};
 use shardcron_store::{AttemptOutcome, Ended, ExecutionHead, Ledger, StoreError};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// How long a handler has between being told to stop and being dropped. Longer than `exec` needs to end a process group.
@@ -101,13 +102,14 @@ impl Attempt {
             Err(e) => AttemptOutcome::Failure { class: e.class, message: cut(e.message, ERROR_BYTES) },
         };
         let ended_ms = self.ports.clock.now_ms();
-        let ended = Ended { attempt: self.attempt, outcome, started_ms, ended_ms, retry, seed: rand::random() };
+        let ended =
+            Ended { attempt: self.attempt, outcome, started_ms, ended_ms, retry, seed: self.ports.entropy.draw() };
         (End::Record(ended), began.elapsed())
     }
 
     /// Waits for the ledger as long as the worker is not told to stop: the shard is claimed, and failing it would cost a try.
     async fn head(&self) -> Result<Arc<ExecutionHead>, ShardError> {
-        let mut backoff = Backoff::new();
+        let mut backoff = self.ports.backoff();
         loop {
             match self.heads.get(self.attempt.execution).await {
                 Ok(head) => return Ok(head),
@@ -117,6 +119,7 @@ impl Attempt {
                 Err(e) => tracing::debug!(error = %e, "the execution could not be read yet"),
             }
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(backoff.next()) => {}
                 () = self.stop.cancelled() => return Err(ShardError::stopped("told to stop before it began")),
             }
@@ -145,7 +148,7 @@ impl Attempt {
             checkpoint: self.checkpoint.clone(),
             started_ms,
             retry: head.spec.retry,
-            deadline: timeout.map(|t| Instant::now() + t),
+            deadline: timeout.map(|t| (Instant::now() + t).into_std()),
             stop: stop.clone(),
             effects: Arc::new(LedgerEffects {
                 ledger: self.ports.ledger.clone(),
@@ -157,7 +160,8 @@ impl Attempt {
             "attempt", job = %head.spec.name, execution_id = %self.attempt.execution, shard = self.attempt.index, attempt = self.attempt.attempt
         );
         // A task of its own: a panic of user code ends it, and nothing else.
-        let task = tokio::spawn(tracing::Instrument::instrument(async move { handler.run(context).await }, span));
+        let work = tracing::Instrument::instrument(async move { handler.run(context).await }, span);
+        let task = self.ports.io.spawn(work);
         self.watch(task, timeout, &stop).await
     }
 
@@ -174,6 +178,7 @@ impl Attempt {
             }
         };
         let timed_out = tokio::select! {
+            biased;
             joined = &mut task => return flatten(joined),
             () = limit => true,
             () = self.stop.cancelled() => false,
@@ -181,11 +186,13 @@ impl Attempt {
         stop.cancel();
         let grace = async {
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(STOP_GRACE) => {}
                 () = async { self.fence.cancelled().await; tokio::time::sleep(self.fenced_grace).await } => {}
             }
         };
         let late = tokio::select! {
+            biased;
             joined = &mut task => Some(flatten(joined)),
             () = grace => {
                 // Dropping a future ends it at its next await; blocking code goes on and is refused when it reports.

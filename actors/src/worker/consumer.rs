@@ -178,6 +178,7 @@ impl ConsumerActor {
             let run = run.run();
             tokio::pin!(run);
             let (end, took) = tokio::select! {
+                biased;
                 done = &mut run => done,
                 () = tokio::time::sleep(horizon) => {
                     // RabbitMQ's consumer_timeout would close the channel under a long shard; the ledger holds it as running.

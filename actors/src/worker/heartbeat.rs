@@ -3,7 +3,7 @@
 use super::consumer::{ConsumerActor, Fence};
 use super::{Shared, WorkerEnd, WorkerOptions};
 use crate::guardian::Ping;
-use crate::ports::{Backoff, Ports, tell};
+use crate::ports::{Ports, tell};
 use actix::prelude::*;
 use shardcron_domain::Incarnation;
 use shardcron_domain::liveness::must_fence;
@@ -108,8 +108,9 @@ fn beat(ports: &Ports, incarnation: Incarnation, options: &WorkerOptions) -> Wor
 /// Beats until a beat is taken; said once, not at each try.
 pub(super) async fn first_beat(ports: &Ports, incarnation: Incarnation, options: &WorkerOptions) {
     let (presence, beat, lost_after) = (ports.presence.clone(), beat(ports, incarnation, options), options.lost_after);
+    let mut backoff = ports.backoff();
     let beats = ports.io.spawn(async move {
-        let (mut backoff, mut said) = (Backoff::new(), false);
+        let mut said = false;
         while let Err(e) = presence.beat(&beat, lost_after).await {
             if !std::mem::replace(&mut said, true) {
                 tracing::warn!(error = %e, "no heartbeat is taken; the worker takes no shards until one is");

@@ -7,6 +7,7 @@ mod recorder;
 
 use crate::guardian::{Guardian, OnFatal, StandDown};
 use crate::heads::Heads;
+use crate::io::Stage;
 use crate::ports::{Ports, tell};
 use actix::prelude::*;
 use shardcron_broker::BrokerError;
@@ -87,7 +88,7 @@ pub struct Worker {
     heartbeat: Addr<heartbeat::HeartbeatActor>,
     guardian: Addr<Guardian>,
     ended: watch::Receiver<Option<WorkerEnd>>,
-    arbiters: Vec<Arbiter>,
+    stages: Vec<Stage>,
 }
 
 impl Worker {
@@ -96,19 +97,19 @@ impl Worker {
     /// # Errors
     /// The broker refuses for good: a sentence for the person who configures it.
     pub async fn start(ports: Ports, options: WorkerOptions, on_fatal: Arc<OnFatal>) -> Result<Self, BrokerError> {
-        let incarnation = Incarnation(uuid::Uuid::now_v7());
+        let incarnation = Incarnation(ports.entropy.id());
         // Nobody vouches for what a worker without a heartbeat runs, so it takes nothing before its first beat is taken.
         heartbeat::first_beat(&ports, incarnation, &options).await;
         let shared = Arc::new(Shared::default());
         let (ended_tx, ended) = watch::channel(None);
-        let mut arbiters: Vec<Arbiter> = (0..2).map(|_| Arbiter::new()).collect();
+        let mut stages: Vec<Stage> = (0..2).map(|_| ports.io.stage()).collect();
 
         let actor = recorder::RecorderActor::new(ports.clone(), incarnation);
-        let recorder = Actor::start_in_arbiter(&arbiters[0].handle(), move |_| actor);
+        let recorder = stages[0].start(actor);
         let mut watched = vec![("recorder", recorder.clone().recipient())];
         let mut consumers = Vec::new();
         for tier in &options.tiers {
-            let arbiter = Arbiter::new();
+            let stage = ports.io.stage();
             let parts = consumer::Parts {
                 ports: ports.clone(),
                 heads: Heads::new(ports.ledger.clone()),
@@ -129,11 +130,11 @@ impl Worker {
             });
             let source = joined.await.map_err(|e| BrokerError::Unavailable(e.to_string()))??;
             let actor = consumer::ConsumerActor::new(parts, source.acker, first);
-            let addr = Actor::start_in_arbiter(&arbiter.handle(), move |_| actor);
+            let addr = stage.start(actor);
             ports.io.spawn(consumer::feed(source.deliveries, addr.clone()));
             watched.push(("consumer", addr.clone().recipient()));
             consumers.push(addr);
-            arbiters.push(arbiter);
+            stages.push(stage);
         }
         let actor = heartbeat::HeartbeatActor::new(
             ports.clone(),
@@ -143,11 +144,11 @@ impl Worker {
             consumers.clone(),
             ended_tx,
         );
-        let heartbeat = Actor::start_in_arbiter(&arbiters[1].handle(), move |_| actor);
+        let heartbeat = stages[1].start(actor);
         watched.push(("heartbeat", heartbeat.clone().recipient()));
         let guardian = Guardian::new(watched, on_fatal).start();
         let status = WorkerStatus { incarnation, shared };
-        Ok(Worker { ports, status, consumers, recorder, heartbeat, guardian, ended, arbiters })
+        Ok(Worker { ports, status, consumers, recorder, heartbeat, guardian, ended, stages })
     }
 
     /// A view that stays valid.
@@ -178,8 +179,8 @@ impl Worker {
         if let Ok(Err(e)) = left.await {
             tracing::debug!(error = %e, "could not leave; the worker will be seen as lost, with nothing of its own");
         }
-        for arbiter in self.arbiters {
-            arbiter.stop();
+        for stage in self.stages {
+            stage.stop();
         }
     }
 
@@ -190,8 +191,8 @@ impl Worker {
         let drains = self.consumers.iter().map(|c| c.send(consumer::Drain(Duration::ZERO)));
         futures_util::future::join_all(drains).await;
         tell(self.recorder, recorder::Flush).await;
-        for arbiter in self.arbiters {
-            arbiter.stop();
+        for stage in self.stages {
+            stage.stop();
         }
     }
 }

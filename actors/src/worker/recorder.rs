@@ -6,15 +6,16 @@
 
 use super::consumer::ConsumerActor;
 use crate::guardian::Ping;
-use crate::ports::{Backoff, Ports, tell};
+use crate::ports::{Ports, tell};
 use crate::telemetry;
 use actix::prelude::*;
 use shardcron_domain::limits::{GROUP_COMMIT_ENTRIES, GROUP_COMMIT_WAIT_MS};
 use shardcron_domain::shard::Rejection;
 use shardcron_domain::{AttemptRef, Incarnation};
 use shardcron_store::{Claimed, Ended, IdempotencyHint, Recorded, StoreError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 /// Why a claim was not granted.
@@ -177,7 +178,7 @@ async fn claim(ports: &Ports, owner: Incarnation, attempts: &[AttemptRef]) -> Ve
     let granted = if open.is_empty() {
         Vec::new()
     } else {
-        until_answered("claims", || ports.ledger.claim(owner, &open, ports.clock.now_ms())).await
+        until_answered(ports, "claims", || ports.ledger.claim(owner, &open, ports.clock.now_ms())).await
     };
     telemetry::group_commit("claim", attempts.len(), began.elapsed().as_secs_f64());
     let mut granted = granted.into_iter();
@@ -193,7 +194,7 @@ async fn claim(ports: &Ports, owner: Incarnation, attempts: &[AttemptRef]) -> Ve
 
 async fn record(ports: &Ports, owner: Incarnation, ends: &[Ended]) -> Vec<Result<Recorded, Rejection>> {
     let began = Instant::now();
-    let verdicts = until_answered("results", || ports.ledger.record(owner, ends, ports.clock.now_ms())).await;
+    let verdicts = until_answered(ports, "results", || ports.ledger.record(owner, ends, ports.clock.now_ms())).await;
     telemetry::group_commit("record", ends.len(), began.elapsed().as_secs_f64());
     let settled: Vec<AttemptRef> =
         ends.iter().zip(&verdicts).filter(|(_, v)| v.is_ok()).map(|(e, _)| e.attempt).collect();
@@ -205,11 +206,11 @@ async fn record(ports: &Ports, owner: Incarnation, ends: &[Ended]) -> Vec<Result
 
 /// Tries until the ledger answers. What is not transient can't be mended by waiting either, but giving up would lose results:
 /// it is said loudly, and tried on, more slowly.
-async fn until_answered<T, F>(what: &'static str, call: impl Fn() -> F) -> T
+async fn until_answered<T, F>(ports: &Ports, what: &'static str, call: impl Fn() -> F) -> T
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    let mut backoff = Backoff::new();
+    let mut backoff = ports.backoff();
     let mut away = false;
     loop {
         match call().await {

@@ -20,7 +20,7 @@ pub struct LedgerLease {
 impl LedgerLease {
     /// Who holds it now, if it has not expired.
     async fn holder(&self) -> Outcome<Option<String>> {
-        let now = self.ledger.db.dialect().now_ms();
+        let now = self.ledger.now_ms();
         let sql = format!("SELECT token FROM lease WHERE name = ? AND expires_ms > {now}");
         let rows = self.ledger.db.rows(&sql, &[self.name.as_str().into()]).await?;
         rows.first().map(|row| row.text(0)).transpose()
@@ -28,7 +28,7 @@ impl LedgerLease {
 
     async fn take(&self, token: &str, ttl_ms: i64) -> Outcome<LeaseAnswer> {
         let db = &self.ledger.db;
-        let now = db.dialect().now_ms();
+        let now = self.ledger.now_ms();
         let name = Value::from(self.name.as_str());
         // Compare and set in one statement: the row's own lock keeps the others out.
         let update = format!(
@@ -51,7 +51,7 @@ impl LedgerLease {
     }
 
     async fn extend(&self, token: &str, ttl_ms: i64) -> Outcome<LeaseAnswer> {
-        let now = self.ledger.db.dialect().now_ms();
+        let now = self.ledger.now_ms();
         let update =
             format!("UPDATE lease SET expires_ms = {now} + ? WHERE name = ? AND token = ? AND expires_ms > {now}");
         let args = [ttl_ms.into(), self.name.as_str().into(), token.into()];

@@ -21,6 +21,8 @@ use crate::error::{Result, StoreError};
 use crate::rows::SqlArg;
 use fault::Fault;
 use pool::Db;
+use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 use value::Value;
 
@@ -54,6 +56,27 @@ impl Default for SqlOptions {
 #[derive(Clone, Debug)]
 pub struct SqlLedger {
     db: Db,
+    clock: ServerClock,
+}
+
+/// Gives the time in milliseconds UTC.
+pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
+
+/// Whose clock the lease and the heartbeats go by.
+#[derive(Clone, Default)]
+enum ServerClock {
+    #[default]
+    Database,
+    Callers(Clock),
+}
+
+impl std::fmt::Debug for ServerClock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ServerClock::Database => "Database",
+            ServerClock::Callers(_) => "Callers",
+        })
+    }
 }
 
 impl SqlLedger {
@@ -73,7 +96,21 @@ impl SqlLedger {
         } else {
             Err(Fault::invalid("the ledger's URL must begin with mysql:// or sqlite://"))
         };
-        Ok(SqlLedger { db: db.map_err(Fault::into_store_error)? })
+        Ok(SqlLedger { db: db.map_err(Fault::into_store_error)?, clock: ServerClock::Database })
+    }
+
+    /// The same with a clock of the caller in the place of the database's, for simulations.
+    #[must_use]
+    pub fn with_clock(self, clock: Clock) -> Self {
+        SqlLedger { clock: ServerClock::Callers(clock), ..self }
+    }
+
+    /// The time at the server in milliseconds UTC, as an expression.
+    fn now_ms(&self) -> Cow<'static, str> {
+        match &self.clock {
+            ServerClock::Database => self.db.dialect().now_ms().into(),
+            ServerClock::Callers(now_ms) => now_ms().to_string().into(),
+        }
     }
 
     /// `mysql` or `sqlite`.

@@ -22,7 +22,7 @@ const REMEMBERED_MS: i64 = 3_600_000;
 impl LedgerPresence {
     async fn note(&self, beat: &WorkerBeat, lost_after: Duration) -> Outcome<()> {
         let db = &self.ledger.db;
-        let now = db.dialect().now_ms();
+        let now = self.ledger.now_ms();
         let text = serde_json::to_string(beat).map_err(|e| Fault::invalid(e.to_string()))?;
         let keep = millis(lost_after).saturating_mul(10).max(REMEMBERED_MS);
         let tail = db.dialect().upsert("incarnation", &["beat", "beat_ms", "keep_until_ms"]);
@@ -35,7 +35,7 @@ impl LedgerPresence {
 
     async fn read(&self) -> Outcome<Vec<SeenWorker>> {
         let db = &self.ledger.db;
-        let now = db.dialect().now_ms();
+        let now = self.ledger.now_ms();
         let rows = db
             .rows(
                 &format!("SELECT beat, {now} - beat_ms FROM presence WHERE keep_until_ms > {now} ORDER BY incarnation"),
@@ -53,7 +53,7 @@ impl LedgerPresence {
     }
 
     async fn forget_old(&self) -> Outcome<u64> {
-        let now = self.ledger.db.dialect().now_ms();
+        let now = self.ledger.now_ms();
         self.ledger.db.run(&format!("DELETE FROM presence WHERE keep_until_ms <= {now}"), &[]).await
     }
 }

@@ -45,7 +45,7 @@ impl SqlLedger {
     }
 
     pub(super) async fn read_now(&self) -> Outcome<i64> {
-        let rows = self.db.raw_rows(&format!("SELECT {}", self.db.dialect().now_ms())).await?;
+        let rows = self.db.raw_rows(&format!("SELECT {}", self.now_ms())).await?;
         rows.first().map_or_else(|| Err(Fault::corrupt("the server has no clock".into())), |row| row.int(0))
     }
 
