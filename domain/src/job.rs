@@ -19,6 +19,9 @@ pub struct JobSpec {
     /// When to fire by itself. Without one the job is fired by hand only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleSpec>,
+    /// Jobs whose ends fire this one. Their executions and what they came to are its parameter `upstream`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<crate::after::AfterSpec>,
     /// How a firing is cut. Without it, one shard.
     #[serde(default)]
     pub shards: ShardsSpec,
@@ -312,6 +315,9 @@ impl JobSpec {
         ShardPlan::from_spec(&self.shards).map_err(|e| fault(&format!("shards{}", e.key), e.message))?;
         if let Some(schedule) = &self.schedule {
             schedule.compile().map_err(|e| fault("schedule", e.to_string()))?;
+        }
+        if let Some(after) = &self.after {
+            after.validate(&self.name).map_err(|m| fault("after", m))?;
         }
         let retry = &self.retry;
         if retry.attempts == 0 || retry.attempts > limits::ATTEMPTS_MAX {

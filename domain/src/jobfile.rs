@@ -55,6 +55,16 @@ pub fn parse(text: &str) -> Result<Vec<JobSpec>, JobFileError> {
             message: "there is no job in it; a job begins with [job.its-name]".into(),
         });
     }
+    let follows = jobs.iter().filter_map(|job| Some((job.name.clone(), job.after.as_ref()?.jobs.clone()))).collect();
+    if let Some(circle) = crate::after::cycle(&follows) {
+        let first = circle.split(' ').next().unwrap_or_default();
+        let header = text.find(&format!("[job.{first}]")).unwrap_or(0);
+        let line = find_key(text, header, "after").unwrap_or_else(|| line_of(text, header));
+        return Err(JobFileError {
+            line,
+            message: format!("job '{first}': after: the jobs follow each other in a circle ({circle}); take one of the arrows out"),
+        });
+    }
     Ok(jobs)
 }
 
@@ -161,6 +171,14 @@ timeout = "none"
             assert!(e.to_string().contains(words), "{to}: {e}");
             assert!(e.to_string().contains("job '"), "{to}: {e}");
         }
+    }
+
+    #[test]
+    fn a_circle_of_jobs_is_refused_with_its_line() {
+        let text = "[job.a]\nhandler = { rust = \"x\" }\nafter = [\"b\"]\n[job.b]\nhandler = { rust = \"x\" }\nafter = [\"a\"]\n";
+        let fault = parse(text).unwrap_err();
+        assert_eq!(fault.line, 3);
+        assert!(fault.message.contains("a → b → a"), "{fault}");
     }
 
     #[test]

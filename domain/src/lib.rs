@@ -6,6 +6,7 @@
 //! Must not: read a clock, draw a random number, do I/O, log, or be async. Time and seeds come in as arguments; what has to
 //! be done goes out as data. `clippy.toml` and `scripts/check-deps` hold this crate to it.
 
+pub mod after;
 pub mod dispatch;
 pub mod execution;
 pub mod firing;

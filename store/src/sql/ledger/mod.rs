@@ -3,6 +3,7 @@
 mod cancel;
 mod claim;
 mod dispatch;
+mod edges;
 mod fire;
 mod fire_state;
 mod follow;
