@@ -480,7 +480,10 @@ mod tests {
         assert!(
             matches!(decide(queue, &now(true, 2, false), true), Verdict::Skip(DecisionKind::SkippedOverlap, why, Some(e)) if e == running && why.contains("2 of 2"))
         );
-        assert!(matches!(decide(queue, &now(false, 1, false), true), Verdict::Wait(_, None)), "not before the waiting one");
+        assert!(
+            matches!(decide(queue, &now(false, 1, false), true), Verdict::Wait(_, None)),
+            "not before the waiting one"
+        );
         assert!(matches!(decide(queue, &now(false, 2, false), true), Verdict::Skip(DecisionKind::SkippedOverlap, ..)));
         assert_eq!(decide(queue, &now(true, 2, true), true), Verdict::NotYet);
         assert_eq!(decide(queue, &now(false, 2, true), true), Verdict::Fire);

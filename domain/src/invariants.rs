@@ -148,10 +148,9 @@ pub fn check_overlap(policy: OverlapPolicy, active: usize) -> Result<(), Violati
         OverlapPolicy::Skip | OverlapPolicy::Queue { .. } | OverlapPolicy::CancelRunning if active > 1 => {
             broken(InvariantId::O1, format!("{active} executions run, and the policy is {}", policy.word()))
         }
-        OverlapPolicy::Skip
-        | OverlapPolicy::Queue { .. }
-        | OverlapPolicy::CancelRunning
-        | OverlapPolicy::Allow => Ok(()),
+        OverlapPolicy::Skip | OverlapPolicy::Queue { .. } | OverlapPolicy::CancelRunning | OverlapPolicy::Allow => {
+            Ok(())
+        }
     }
 }
 

@@ -62,7 +62,9 @@ pub fn parse(text: &str) -> Result<Vec<JobSpec>, JobFileError> {
         let line = find_key(text, header, "after").unwrap_or_else(|| line_of(text, header));
         return Err(JobFileError {
             line,
-            message: format!("job '{first}': after: the jobs follow each other in a circle ({circle}); take one of the arrows out"),
+            message: format!(
+                "job '{first}': after: the jobs follow each other in a circle ({circle}); take one of the arrows out"
+            ),
         });
     }
     Ok(jobs)

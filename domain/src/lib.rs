@@ -7,6 +7,7 @@
 //! be done goes out as data. `clippy.toml` and `scripts/check-deps` hold this crate to it.
 
 pub mod after;
+pub mod backfill;
 pub mod dispatch;
 pub mod execution;
 pub mod firing;
@@ -28,6 +29,7 @@ pub mod retry;
 pub mod schedule;
 pub mod shard;
 pub mod trigger;
+mod trigger_fields;
 pub mod units;
 pub mod wheel;
 

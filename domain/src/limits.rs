@@ -74,7 +74,7 @@ pub const BACKFILL_AT_ONCE: u32 = 8;
 /// Upstream jobs of one job.
 pub const UPSTREAMS_MAX: usize = 32;
 /// Ends of one upstream that are kept while a fan-in waits for its other upstreams; older ones are dropped.
-pub const UPSTREAM_ENDS_KEPT: usize = 1_000;
+pub const UPSTREAM_ENDS_KEPT: usize = 200;
 /// Bytes of an upstream's result summary that its downstream gets.
 pub const UPSTREAM_SUMMARY_BYTES: usize = 1_024;
 /// Shards that one trigger may pick out of a plan.

@@ -49,7 +49,9 @@ impl OverlapPolicy {
             ("skip" | "allow" | "cancel_running", Some(_)) => {
                 Err(format!("'limit' belongs to the policy \"queue\", not to \"{word}\""))
             }
-            _ => Err(format!("unknown policy '{word}'; there are \"skip\", \"queue\", \"cancel_running\" and \"allow\"")),
+            _ => {
+                Err(format!("unknown policy '{word}'; there are \"skip\", \"queue\", \"cancel_running\" and \"allow\""))
+            }
         }
     }
 }

@@ -93,7 +93,10 @@ mod tests {
         let modulo = ShardsSpec { modulo: Some(3), ..ShardsSpec::default() };
         assert_eq!(wanted(Some(5), None).plan(&modulo).unwrap(), ShardPlan::Modulo { total: 5 });
         let sized = ShardsSpec { size: Some(10), count: None, ..range() };
-        assert_eq!(wanted(Some(2), Some(&[1])).plan(&sized).unwrap().slice(0), Some(ShardSlice::Range { from: 51, to: 100 }));
+        assert_eq!(
+            wanted(Some(2), Some(&[1])).plan(&sized).unwrap().slice(0),
+            Some(ShardSlice::Range { from: 51, to: 100 })
+        );
     }
 
     #[test]

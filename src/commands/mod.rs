@@ -1,10 +1,12 @@
 //! The commands that ask and answer; those that stay are in `serve`.
 
+pub mod backfill;
 pub mod dead;
 pub mod doctor;
 pub mod executions;
 pub mod jobs;
 pub mod migrate;
+pub mod pause;
 pub mod trigger;
 pub mod workers;
 

@@ -29,6 +29,9 @@ pub trait FiringLedger: Send + Sync + 'static {
     /// One backfill of a job.
     async fn backfill(&self, job: JobId, request_id: &str) -> Result<Option<BackfillRow>>;
 
+    /// Of these fire keys of a job, those that have an execution.
+    async fn ran(&self, job: JobId, fire_keys: &[String]) -> Result<Vec<String>>;
+
     /// Jobs with at least one upstream's end that they have not taken up, and with each all such executions, ended or not, up to a
     /// limit for each pair; oldest first.
     async fn watches(&self, limit: usize) -> Result<Vec<WatchRow>>;

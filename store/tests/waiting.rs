@@ -116,7 +116,11 @@ async fn o_02_a_retry_in_waiting_holds_the_queue(world: World) {
     ledger.claim(me, &[attempt(first, 0, 1)], T0).await.unwrap();
     ledger.record(me, &[failure(attempt(first, 0, 1))], T0 + 1).await.unwrap()[0].as_ref().unwrap();
     let head = ledger.waiting_heads(T0 + 2, 10).await.unwrap().remove(0);
-    assert_eq!(fire_one(ledger, epoch, turn(&head, QUEUE).1, T0 + 2).await, FireOutcome::NotYet, "O1: it will run again");
+    assert_eq!(
+        fire_one(ledger, epoch, turn(&head, QUEUE).1, T0 + 2).await,
+        FireOutcome::NotYet,
+        "O1: it will run again"
+    );
     let skip = fire_one(ledger, epoch, with(job, "3", OverlapPolicy::Skip).1, T0 + 2).await;
     assert!(matches!(skip, FireOutcome::Skipped { kind: DecisionKind::SkippedOverlap, .. }));
 }
@@ -289,14 +293,27 @@ async fn ends_are_watched_from_the_firing_on(world: World) {
     end_well(ledger, second).await;
     let rows = ledger.watches(10).await.unwrap();
     let seen: Vec<_> = rows.iter().map(|r| (r.execution, r.phase, r.upstream.as_str(), r.job_name.as_str())).collect();
-    assert_eq!(seen, [(first, Phase::Running, "up", "down"), (second, Phase::Success, "up", "down")], "since it follows");
+    assert_eq!(
+        seen,
+        [(first, Phase::Running, "up", "down"), (second, Phase::Success, "up", "down")],
+        "since it follows"
+    );
     let summary = ledger.result_summary(second, 100).await.unwrap().unwrap();
     assert_eq!((summary.shards, summary.failed, summary.rows), (1, 0, Some(10)));
     let (_, mut follow) = with(down, &format!("after:{second}"), OverlapPolicy::Allow);
     follow.version = 2;
     follow.extra.watches = vec![rows[1].id];
     assert!(matches!(fire_one(ledger, epoch, follow.clone(), T0).await, FireOutcome::Fired(_)));
-    assert!(matches!(fire_one(ledger, epoch, FireIntent { action: FireAction::Fire(new_execution(1, OverlapPolicy::Allow)), ..follow }, T0).await, FireOutcome::Duplicate(Some(_))));
+    assert!(matches!(
+        fire_one(
+            ledger,
+            epoch,
+            FireIntent { action: FireAction::Fire(new_execution(1, OverlapPolicy::Allow)), ..follow },
+            T0
+        )
+        .await,
+        FireOutcome::Duplicate(Some(_))
+    ));
     assert!(ledger.watches(10).await.unwrap().is_empty(), "the other one still runs");
     end_well(ledger, first).await;
     let left = ledger.watches(10).await.unwrap();

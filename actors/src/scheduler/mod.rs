@@ -1,10 +1,12 @@
 //! The scheduler process: a lease task and three actors, one arbiter each.
 
+mod asked;
 mod dispatcher;
 mod external;
 mod round;
 mod supervisor;
 mod trigger;
+mod turns;
 
 use crate::guardian::{Guardian, OnFatal, StandDown};
 use crate::heads::Heads;

@@ -256,6 +256,7 @@ async fn a_trigger_is_taken_until_it_is_settled(world: World) {
         job: "demo".into(),
         params: serde_json::from_str(r#"{"date":"2013-01-31"}"#).unwrap(),
         request_id: Some(id.into()),
+        ..TriggerRequest::default()
     };
     let mut triggers = world.broker().triggers().await.unwrap();
     world.broker().send_trigger(&request("r1")).await.unwrap();

@@ -210,6 +210,52 @@ impl Port for OneShard {
 pub struct Narrow<P: Port>(pub Arc<P>);
 
 #[async_trait]
+impl<P: Port> FiringLedger for Narrow<P> {
+    async fn touch_epoch(&self, _: Epoch, _: i64) -> Result<()> {
+        not_here()
+    }
+    async fn epochs(&self, _: Option<Epoch>, _: usize) -> Result<Vec<EpochRow>> {
+        not_here()
+    }
+    async fn set_scope_paused(&self, _: &str, _: Option<&str>, _: &str, _: i64) -> Result<bool> {
+        not_here()
+    }
+    async fn pauses(&self) -> Result<Vec<PauseRow>> {
+        not_here()
+    }
+    async fn waiting_heads(&self, _: i64, _: usize) -> Result<Vec<WaitingRow>> {
+        not_here()
+    }
+    async fn waiting_count(&self, _: JobId) -> Result<u32> {
+        not_here()
+    }
+    async fn begin_backfill(&self, _: Epoch, _: &NewBackfill, _: i64) -> Result<bool> {
+        not_here()
+    }
+    async fn backfill(&self, _: JobId, _: &str) -> Result<Option<BackfillRow>> {
+        not_here()
+    }
+    async fn ran(&self, _: JobId, _: &[String]) -> Result<Vec<String>> {
+        not_here()
+    }
+    async fn watches(&self, _: usize) -> Result<Vec<WatchRow>> {
+        not_here()
+    }
+    async fn drop_watches(&self, _: Epoch, _: &[i64]) -> Result<()> {
+        not_here()
+    }
+    async fn result_summary(&self, _: ExecutionId, _: usize) -> Result<Option<ResultSummary>> {
+        not_here()
+    }
+    async fn cancelled(&self, _: &[ExecutionId]) -> Result<Vec<ExecutionId>> {
+        not_here()
+    }
+    async fn cancellation(&self, _: ExecutionId) -> Result<Option<CancellationRow>> {
+        not_here()
+    }
+}
+
+#[async_trait]
 impl<P: Port> Ledger for Narrow<P> {
     async fn run_sql(&self, owner: Incarnation, step: &SqlStep, now_ms: i64) -> Answer {
         self.0.step(owner, step, now_ms).await

@@ -24,8 +24,7 @@ pub(super) fn cancel_statements(
     let mut why = Bulk::new("INSERT INTO cancellations (execution_id, at_ms, who, reason) VALUES ", "");
     let (who, reason) = (kept(who, 255), kept(reason, ERROR_BYTES));
     why.push_row(dialect, &[id.as_bytes().into(), now_ms.into(), who.as_str().into(), reason.as_str().into()]);
-    let mut audit =
-        Bulk::new("INSERT INTO audit (at_ms, who, action, subject, before_text, after_text) VALUES ", "");
+    let mut audit = Bulk::new("INSERT INTO audit (at_ms, who, action, subject, before_text, after_text) VALUES ", "");
     let subject = id.to_string();
     let phases = (Phase::Running.word(), Phase::Cancelled.word());
     audit.push_row(

@@ -55,10 +55,8 @@ struct Writes {
 impl Writes {
     fn new(dialect: Dialect) -> Self {
         let decisions = "INSERT INTO decisions (job_id, fire_key, nominal_ms, kind, reason, decided_ms, epoch, execution_id) VALUES ";
-        let tail = dialect.upsert(
-            "job_id, fire_key",
-            &["nominal_ms", "kind", "reason", "decided_ms", "epoch", "execution_id"],
-        );
+        let tail = dialect
+            .upsert("job_id, fire_key", &["nominal_ms", "kind", "reason", "decided_ms", "epoch", "execution_id"]);
         Writes {
             executions: Bulk::new(
                 "INSERT INTO executions (id, job_id, version, fire_key, state, tier, nominal_ms, fired_ms, epoch, timeout_ms, \
@@ -206,9 +204,14 @@ fn settle(
                 let mut words: Vec<String> = note.map(str::to_owned).into_iter().collect();
                 if let Verdict::Replace(running) = verdict {
                     for old in running {
-                        let why = format!("replaced by execution {} for {}, as the overlap policy says", new.id, intent.fire_key);
+                        let why = format!(
+                            "replaced by execution {} for {}, as the overlap policy says",
+                            new.id, intent.fire_key
+                        );
                         writes.cancels.extend(cancel_statements(tx.dialect(), old, (CANCELLED_BY, &why, now_ms)));
-                        words.push(format!("execution {old} still ran and was cancelled (overlap policy cancel_running)"));
+                        words.push(format!(
+                            "execution {old} still ran and was cancelled (overlap policy cancel_running)"
+                        ));
                     }
                     job.active.clear();
                 }

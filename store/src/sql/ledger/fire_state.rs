@@ -138,8 +138,7 @@ async fn read_decided(tx: &mut Tx, intents: &[FireIntent], jobs: &mut HashMap<Jo
         // Writing to a String can't fail.
         let _ = write!(keys, "{or}(job_id = {} AND fire_key = {})", intent.job.0, tx.dialect().text(&intent.fire_key));
     }
-    let sql =
-        format!("SELECT job_id, fire_key, kind, execution_id, reason, decided_ms FROM decisions WHERE {keys}");
+    let sql = format!("SELECT job_id, fire_key, kind, execution_id, reason, decided_ms FROM decisions WHERE {keys}");
     for row in tx.raw_rows(&sql).await? {
         let Some(state) = jobs.get_mut(&JobId(row.int(0)?)) else { continue };
         let code = row.int(2)?;
@@ -168,7 +167,8 @@ async fn read_around(tx: &mut Tx, intents: &[FireIntent], list: &str, state: &mu
     let waiting: BTreeSet<i64> = intents.iter().filter_map(|i| i.extra.waiting.map(|at| at.id)).collect();
     if !waiting.is_empty() {
         // Writing to a String can't fail.
-        let _ = write!(sql, " UNION ALL SELECT 3, id, 0, NULL, NULL FROM waiting WHERE id IN ({})", number_list(&waiting));
+        let _ =
+            write!(sql, " UNION ALL SELECT 3, id, 0, NULL, NULL FROM waiting WHERE id IN ({})", number_list(&waiting));
     }
     for row in tx.raw_rows(&sql).await? {
         let (what, a, b) = (row.int(0)?, row.int(1)?, row.int(2)?);

@@ -157,7 +157,8 @@ async fn apply(tx: &mut Tx, jobs: &[(JobSpec, Option<i64>)], who: &str, now_ms: 
     created.send(tx).await?;
     write_versions(tx, &new_versions, now_ms).await?;
     let changed: BTreeSet<&str> = new_versions.iter().map(|(name, ..)| *name).collect();
-    let specs: Vec<&JobSpec> = jobs.iter().map(|(spec, _)| spec).filter(|s| changed.contains(s.name.as_str())).collect();
+    let specs: Vec<&JobSpec> =
+        jobs.iter().map(|(spec, _)| spec).filter(|s| changed.contains(s.name.as_str())).collect();
     super::edges::write_edges(tx, &specs).await?;
     audit.write(tx).await?;
     bump_revision(tx).await?;

@@ -287,6 +287,15 @@ impl FiringLedger for SqlLedger {
         with_retries!(self.read_backfill(job, request_id))
     }
 
+    async fn ran(&self, job: JobId, fire_keys: &[String]) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for chunk in fire_keys.chunks(500) {
+            let ran: Vec<String> = with_retries!(self.read_ran(job, chunk))?;
+            found.extend(ran);
+        }
+        Ok(found)
+    }
+
     async fn watches(&self, limit: usize) -> Result<Vec<WatchRow>> {
         with_retries!(self.read_watches(limit))
     }

@@ -42,12 +42,12 @@ impl SqlLedger {
             (None, Some(by)) => {
                 let insert = "INSERT INTO pauses (scope, paused_by, at_ms) VALUES (?, ?, ?)";
                 // Another has just paused it, too.
-                tx.run(insert, &[scope.into(), kept(by, 255).into(), now_ms.into()]).await.map_err(|fault| {
-                    match fault {
+                tx.run(insert, &[scope.into(), kept(by, 255).into(), now_ms.into()]).await.map_err(
+                    |fault| match fault {
                         Fault::Server { kind: Kind::Duplicate, .. } => Fault::Moved,
                         other => other,
-                    }
-                })?;
+                    },
+                )?;
                 "pause"
             }
             (Some(_), None) => {

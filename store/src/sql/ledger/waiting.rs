@@ -7,6 +7,7 @@ use crate::firing_rows::{BackfillRow, FiringRequest, NewBackfill, WaitingKind, W
 use crate::sql::SqlLedger;
 use crate::sql::bulk::{Bulk, kept};
 use crate::sql::fault::{Fault, Outcome};
+use crate::sql::value::Value;
 use shardcron_domain::limits::BACKFILL_INSTANTS;
 use shardcron_domain::{Epoch, JobId};
 
@@ -109,6 +110,14 @@ impl SqlLedger {
         bulk.send(&mut tx).await?;
         tx.commit().await?;
         Ok(true)
+    }
+
+    pub(super) async fn read_ran(&self, job: JobId, fire_keys: &[String]) -> Outcome<Vec<String>> {
+        let holes = vec!["?"; fire_keys.len()].join(",");
+        let sql = format!("SELECT fire_key FROM executions WHERE job_id = ? AND fire_key IN ({holes})");
+        let args: Vec<Value> =
+            std::iter::once(job.0.into()).chain(fire_keys.iter().map(|key| key.as_str().into())).collect();
+        self.db.rows(&sql, &args).await?.iter().map(|row| row.text(0)).collect()
     }
 
     pub(super) async fn read_backfill(&self, job: JobId, request_id: &str) -> Outcome<Option<BackfillRow>> {
