@@ -140,10 +140,72 @@ fn next_needs_no_service_and_prints_utc() {
     assert_eq!(answer[0]["job"], "never");
     assert_eq!(answer[0]["next"], Value::Array(Vec::new()));
     // 9 March 2025: 02:30 does not exist in New York; the first real instant after the gap is 03:00 EDT.
-    assert_eq!(
-        answer[1],
-        serde_json::json!({ "job": "nightly", "zone": "America/New_York", "next": ["2025-03-09T07:00:00Z", "2025-03-10T06:30:00Z"] })
+    assert_eq!(answer[1]["job"], "nightly");
+    assert_eq!(answer[1]["zone"], "America/New_York");
+    assert_eq!(answer[1]["next"], serde_json::json!(["2025-03-09T07:00:00Z", "2025-03-10T06:30:00Z"]));
+    assert_eq!(answer[1]["marks"][0]["mark"], "clock_change");
+    let people = cluster.cli(&["jobs", "next", &file, "--from", "2025-03-08T12:00:00Z", "--count", "2"]);
+    let people = String::from_utf8_lossy(&people.stdout).into_owned();
+    assert!(people.contains("Sun 2025-03-09 03:00:00 EDT  2025-03-09T07:00:00Z  clocks go forward"), "{people}");
+    assert!(people.contains("02:30 does not exist, fires 03:00") && people.contains("never"), "{people}");
+    for count in ["0", "10001", "-1", "many"] {
+        let refused = cluster.cli(&["jobs", "next", &file, &format!("--count={count}")]);
+        assert_eq!(refused.status.code(), Some(2), "{count}");
+    }
+    let missing = cluster.cli(&["jobs", "next", "no-such-job"]);
+    assert_eq!(missing.status.code(), Some(2), "{}", String::from_utf8_lossy(&missing.stderr));
+    std::fs::write(&path, "[job.bad]\nschedule = { cron = \"0 61 * * *\" }\nhandler = { rust = \"noop\" }\n").unwrap();
+    let bad = cluster.cli(&["jobs", "next", &file, "--json"]);
+    let words = String::from_utf8_lossy(&bad.stderr).into_owned();
+    assert!(bad.status.code() == Some(2) && words.contains("job 'bad'"), "{words}");
+}
+
+#[test]
+fn next_knows_applied_jobs_and_marks_exceptions() {
+    let cluster = Cluster::embedded();
+    std::fs::write(cluster.path("holidays.txt"), "# two days\n2026-12-25..2026-12-26 Christmas\n").unwrap();
+    cluster.apply(
+        "[job.daily]\nhandler = { rust = \"noop\" }\n\
+         schedule = { cron = \"0 9 * * *\", except = [\"calendar: holidays.txt\"] }\n",
     );
+    // The calendar is frozen into the job: its file is no longer needed.
+    std::fs::remove_file(cluster.path("holidays.txt")).unwrap();
+    let answer = cluster.json(&["jobs", "next", "daily", "--from", "2026-12-24T12:00:00Z", "--count", "1"]);
+    assert_eq!(answer[0]["next"], serde_json::json!(["2026-12-27T09:00:00Z"]));
+    assert_eq!(answer[0]["marks"][0]["mark"], "skipped_exception");
+    assert_eq!(answer[0]["marks"][0]["instants"], 2);
+    assert!(answer[0]["marks"][0]["text"].as_str().unwrap().contains("Christmas"), "{answer}");
+}
+
+/// All faults of all files at once, and hints, which change no exit code (I-09).
+#[test]
+fn i_09_validate_tells_every_fault_and_hints_at_typos() {
+    let cluster = Cluster::embedded();
+    let folder = cluster.path("jobs.d");
+    std::fs::create_dir(&folder).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+    write("a.toml", "[job.often]\nschedule = { cron = \"* 3 * * *\" }\nhandler = { rust = \"noop\" }\n");
+    write("notes.txt", "not a job file");
+    let folder = folder.display().to_string();
+    let valid = cluster.json(&["jobs", "validate", &folder]);
+    assert_eq!(valid["valid"], serde_json::json!(["often"]));
+    assert!(valid["hints"][0]["hint"].as_str().unwrap().contains("fires 60 times"), "{valid}");
+    assert_eq!(cluster.cli(&["jobs", "validate", &folder]).status.code(), Some(0));
+    let preview = cluster.json(&["jobs", "next", &folder, "--from", "2026-01-01T00:00:00Z", "--count", "3"]);
+    assert_eq!(
+        preview[0]["next"],
+        serde_json::json!(["2026-01-01T03:00:00Z", "2026-01-01T03:01:00Z", "2026-01-01T03:02:00Z"])
+    );
+    write(
+        "b.toml",
+        "[job.often]\nhandler = { rust = \"noop\" }\n\n[job.x]\nhandler = { rust = \"noop\" }\ntier = \"X\"\ntimeout = 1\n",
+    );
+    let refused = cluster.cli(&["jobs", "validate", &folder]);
+    let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{words}");
+    for wanted in ["b.toml, line 6: job 'x': tier", "b.toml, line 7: job 'x'", "a.toml, line 1, too"] {
+        assert!(words.contains(wanted), "{wanted}: {words}");
+    }
 }
 
 /// An address that others can reach needs a token; there is none by default (Z-01).

@@ -4,6 +4,9 @@ use shardcron_domain::ExecutionId;
 use shardcron_store::{ExecutionHead, Ledger, StoreError};
 use std::sync::Arc;
 
+/// Heads that are kept: more than are claimed at a time, also when each execution has one shard.
+const HEADS: u64 = 4_096;
+
 /// A bounded cache over `Ledger::execution_head`. A head never changes, so there is nothing to invalidate.
 #[derive(Clone)]
 pub(crate) struct Heads {
@@ -13,7 +16,27 @@ pub(crate) struct Heads {
 
 impl Heads {
     pub(crate) fn new(ledger: Arc<dyn Ledger>) -> Self {
-        Heads { ledger, cache: moka::future::Cache::new(1_000) }
+        Heads { ledger, cache: moka::future::Cache::new(HEADS) }
+    }
+
+    /// Reads what is not known yet of these in one statement, for [`Heads::get`] to find. Only an accelerator: what goes wrong here
+    /// goes wrong there again, and is said there.
+    pub(crate) async fn warm(&self, ids: impl Iterator<Item = ExecutionId>) {
+        let mut unknown: Vec<ExecutionId> = ids.filter(|id| !self.cache.contains_key(id)).collect();
+        unknown.sort_unstable();
+        unknown.dedup();
+        // A single one is read by whoever needs it.
+        if unknown.len() < 2 {
+            return;
+        }
+        match self.ledger.execution_heads(&unknown).await {
+            Ok(heads) => {
+                for head in heads {
+                    self.cache.insert(head.id, Arc::new(head)).await;
+                }
+            }
+            Err(e) => tracing::debug!(error = %e, "the executions' heads could not be read together"),
+        }
     }
 
     /// One read per execution, however many shards ask at once.

@@ -78,7 +78,8 @@ impl LeaseTask {
                 }
                 Ok(None) => {
                     backoff = self.ports.backoff();
-                    self.pause(self.ttl / 3).await;
+                    // Often: what passes between the lease's end and the next look is added to every fail-over.
+                    self.pause(self.ttl / 10).await;
                 }
                 Err(e) => {
                     // Any error while acquiring means: not the leader (case E-01).
@@ -87,9 +88,7 @@ impl LeaseTask {
                 }
             }
         }
-        if let Err(e) = self.ports.lease.release(&self.token).await {
-            tracing::debug!(error = %e, "the lease could not be released; it ends by itself");
-        }
+        self.release().await;
     }
 
     async fn pause(&self, time: Duration) {
@@ -112,7 +111,25 @@ impl LeaseTask {
         }
     }
 
+    /// The ledger's word on who leads, or that it does not give one in time.
+    async fn ask_ledger(&self) -> Result<Epoch> {
+        match tokio::time::timeout(self.ttl / 3, self.ports.ledger.leadership()).await {
+            Ok(answer) => Ok(answer?.epoch),
+            Err(_) => {
+                Err(StoreError::Unavailable { store: "ledger", detail: "it did not say in time who leads".into() })
+            }
+        }
+    }
+
+    async fn release(&self) {
+        if let Err(e) = self.ports.lease.release(&self.token).await {
+            tracing::debug!(error = %e, "the lease could not be released; it ends by itself");
+        }
+    }
+
     async fn try_to_lead(&mut self) -> Result<Option<Term>> {
+        // Who can't reach the ledger could do nothing with the lease but keep it from those who can.
+        self.ask_ledger().await?;
         let start = self.ports.clock.mono_ms();
         match self.ports.lease.acquire(&self.token, self.ttl).await? {
             LeaseAnswer::Mine => {}
@@ -123,7 +140,11 @@ impl LeaseTask {
             LeaseAnswer::Nobody => return Ok(None),
         }
         let trusted_until = Arc::new(AtomicI64::new(self.trust_from(start)));
-        let epoch = self.ports.ledger.begin_epoch(&self.token, self.ports.clock.now_ms()).await?;
+        let begun = self.ports.ledger.begin_epoch(&self.token, self.ports.clock.now_ms()).await;
+        if begun.is_err() {
+            self.release().await;
+        }
+        let epoch = begun?;
         while self.deposed.try_recv().is_ok() {} // reports about earlier terms
         let term = Term { epoch, trusted_until };
         // The ledger may have taken longer to answer than the lease lasts.
@@ -136,6 +157,7 @@ impl LeaseTask {
         telemetry::leader(Some(term.epoch.0));
         self.leading.send_replace(Leading(Some(term.clone())));
         self.state.send_replace(LeaderState::Leading(term.epoch));
+        let mut ledger_heard_ms = self.ports.clock.mono_ms();
         let mut due = tokio::time::interval(self.ttl / 3);
         due.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         due.tick().await;
@@ -152,7 +174,19 @@ impl LeaseTask {
                 _ = due.tick() => {}
             }
             let start = self.ports.clock.mono_ms();
-            let renewal = tokio::time::timeout(self.ttl / 3, self.ports.lease.renew(&self.token, self.ttl)).await;
+            let renewal = tokio::time::timeout(self.ttl / 3, self.ports.lease.renew(&self.token, self.ttl));
+            let (renewal, ledger) = tokio::join!(renewal, self.ask_ledger());
+            match ledger {
+                Ok(epoch) if epoch > term.epoch => return format!("epoch {epoch} has begun"),
+                Ok(_) => ledger_heard_ms = start,
+                Err(e) if self.ports.clock.mono_ms() - ledger_heard_ms >= self.ttl.as_millis() as i64 * 2 / 3 => {
+                    // The actors stop acting on this term when they are told of it, so before the lease is given away.
+                    self.leading.send_replace(Leading(None));
+                    self.release().await;
+                    return format!("the ledger does not answer, and may answer to another scheduler: {e}");
+                }
+                Err(e) => tracing::debug!(error = %e, "the ledger did not answer; asking again"),
+            }
             match renewal {
                 Ok(Ok(LeaseAnswer::Mine)) => term.trusted_until.store(self.trust_from(start), Ordering::Release),
                 Ok(Ok(LeaseAnswer::HeldBy(other))) => return format!("{other} holds the lease"),

@@ -64,10 +64,18 @@ impl BackfillRequest {
 /// # Errors
 /// More than the range may have, or a schedule that can't be computed: a sentence.
 pub fn instants(schedule: &Schedule, range: Range) -> Result<Vec<i64>, String> {
+    if schedule.delay_ms().is_some() {
+        return Err(
+            "a fixed delay has no instants that can be named before they come; trigger the job with \"at\" instead"
+                .into(),
+        );
+    }
     let mut found = Vec::new();
     let mut at = range.from_ms.saturating_sub(1);
+    let mut walked = 0_usize;
     while let Some(next) = schedule.next_after(at).map_err(|e| e.to_string())?.filter(|next| *next < range.to_ms) {
-        if found.len() >= range.max {
+        walked += 1;
+        if found.len() >= range.max || walked > 10 * BACKFILL_INSTANTS {
             return Err(format!(
                 "from {} to {} there are more than {} instants; take a shorter range, or raise the bound with max (up to {BACKFILL_INSTANTS})",
                 rfc3339(range.from_ms),
@@ -75,8 +83,11 @@ pub fn instants(schedule: &Schedule, range: Range) -> Result<Vec<i64>, String> {
                 range.max
             ));
         }
-        found.push(next);
         at = next;
+        // The exceptions hold for the past, too.
+        if !schedule.is_excepted(next) {
+            found.push(next);
+        }
     }
     Ok(found)
 }

@@ -6,7 +6,7 @@
 
 use crate::ids::ExecutionId;
 use crate::job::{Misfire, MisfirePolicy, OverlapPolicy};
-use crate::limits::MISSED_INSTANTS;
+use crate::limits::{INSTANTS_WALKED, MISSED_INSTANTS};
 use crate::schedule::{Schedule, ScheduleError, ScheduleSpec};
 use crate::units::rfc3339;
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,8 @@ pub enum DecisionKind {
     Coalesced,
     /// The schedule could not be computed.
     InvalidSchedule,
+    /// An exception of the schedule names the instant.
+    SkippedException,
     /// It waits: for the job to become free, or for its instant. Becomes one of the others.
     Waiting,
     /// What it was to follow did not end as it must.
@@ -34,13 +36,14 @@ pub enum DecisionKind {
 }
 
 impl DecisionKind {
-    const ALL: [(DecisionKind, i64, &'static str); 8] = [
+    const ALL: [(DecisionKind, i64, &'static str); 9] = [
         (DecisionKind::Fired, 0, "fired"),
         (DecisionKind::SkippedOverlap, 1, "skipped_overlap"),
         (DecisionKind::SkippedMisfire, 2, "skipped_misfire"),
         (DecisionKind::SkippedPaused, 3, "skipped_paused"),
         (DecisionKind::Coalesced, 4, "coalesced"),
         (DecisionKind::InvalidSchedule, 5, "invalid_schedule"),
+        (DecisionKind::SkippedException, 6, "skipped_exception"),
         (DecisionKind::Waiting, 10, "waiting"),
         (DecisionKind::SkippedUpstream, 11, "skipped_upstream"),
     ];
@@ -102,11 +105,20 @@ pub struct Due {
     pub next_fire_ms: Option<i64>,
 }
 
+/// An instant that has come.
+struct Come {
+    nominal_ms: i64,
+    /// When it was to fire: later than the instant, if the schedule has a jitter.
+    due_ms: i64,
+    excepted: bool,
+}
+
 /// What has come of a schedule between its recorded next instant and now.
 ///
 /// If more have come than [`MISSED_INSTANTS`] and those that the policy may still fire, the oldest [`MISSED_INSTANTS`] are decided
 /// and the rest is found by the next call, from the returned next instant. The look goes further than the decision, so that what
-/// is decided does not depend on where it was cut: as many instants as may fire are known to come after it.
+/// is decided does not depend on where it was cut: as many instants as may fire are known to come after it. Only where more than
+/// [`INSTANTS_WALKED`] excepted ones follow is it cut before that.
 ///
 /// # Errors
 /// The calendar could not be computed.
@@ -116,25 +128,34 @@ pub fn due(schedule: &Schedule, policy: &MisfirePolicy, next_fire_ms: i64, now_m
         Misfire::FireOnce => 1,
         Misfire::Skip => 0,
     };
-    let mut come = Vec::new();
+    let (mut come, mut beyond) = (Vec::<Come>::new(), 0);
     let mut next = Some(next_fire_ms);
-    while let Some(instant) = next.filter(|i| *i <= now_ms && come.len() < MISSED_INSTANTS.saturating_add(may_fire)) {
-        come.push(instant);
-        next = match schedule.next_after(instant)? {
+    while let Some(nominal_ms) = next {
+        let enough = come.len() >= MISSED_INSTANTS && (beyond >= may_fire || come.len() >= INSTANTS_WALKED);
+        let due_ms = schedule.due_at(nominal_ms)?;
+        if enough || due_ms > now_ms {
+            break;
+        }
+        let excepted = schedule.is_excepted(nominal_ms);
+        beyond += usize::from(come.len() >= MISSED_INSTANTS && !excepted);
+        come.push(Come { nominal_ms, due_ms, excepted });
+        next = match schedule.next_after(nominal_ms)? {
             // An engine that returns an instant that is not later would spin here for ever (case S-05).
-            Some(later) if later <= instant => {
+            Some(later) if later <= nominal_ms => {
                 return Err(ScheduleError(format!(
                     "the instant after {} was computed as {}",
-                    rfc3339(instant),
+                    rfc3339(nominal_ms),
                     rfc3339(later)
                 )));
             }
             other => other,
         };
     }
-    let mut intents = judge(&come, policy, now_ms);
-    if next.is_some_and(|n| n <= now_ms) && intents.len() > MISSED_INSTANTS {
-        next = come.get(MISSED_INSTANTS).copied();
+    let more = next.map(|n| schedule.due_at(n)).transpose()?.is_some_and(|due_ms| due_ms <= now_ms);
+    let mut intents = judge(schedule, &come, policy, now_ms);
+    let most = if more { MISSED_INSTANTS } else { MISSED_INSTANTS.saturating_add(may_fire) };
+    if intents.len() > most {
+        next = come.get(MISSED_INSTANTS).map(|come| come.nominal_ms);
         intents.truncate(MISSED_INSTANTS);
     }
     Ok(Due { intents, next_fire_ms: next })
@@ -167,18 +188,26 @@ fn nothing_between(schedule: &ScheduleSpec, from_ms: i64, now_ms: i64) -> bool {
     after.is_ok_and(|next| next.is_none_or(|next| next > now_ms))
 }
 
-/// What should become of each. Right for all but as many of the last ones as may fire, if later instants have come, too.
-fn judge(come: &[i64], policy: &MisfirePolicy, now_ms: i64) -> Vec<Intent> {
-    let missed = |instant: i64| now_ms.saturating_sub(instant) > policy.grace.as_ms();
-    let late = come.iter().filter(|i| missed(**i)).count();
+/// What should become of each. Right for all but as many of the last ones as may fire, if later instants have come, too. Excepted
+/// instants neither fire nor stand for others.
+fn judge(schedule: &Schedule, come: &[Come], policy: &MisfirePolicy, now_ms: i64) -> Vec<Intent> {
+    let missed = |come: &Come| now_ms.saturating_sub(come.due_ms) > policy.grace.as_ms();
+    let firable = come.iter().filter(|c| !c.excepted).count();
+    let late = come.iter().filter(|c| !c.excepted).take_while(|c| missed(c)).count();
     // With everything else missed too, the newest missed instant is the one that fires; else a later one stands for it.
-    let fires_once = if late == come.len() { late.checked_sub(1) } else { None };
+    let fires_once = if late == firable { late.checked_sub(1) } else { None };
     let first_of_all = late.saturating_sub(policy.limit as usize);
+    let mut rank = 0;
     come.iter()
-        .enumerate()
-        .map(|(i, &nominal_ms)| {
-            let lateness_s = now_ms.saturating_sub(nominal_ms) / 1_000;
+        .map(|&Come { nominal_ms, due_ms, excepted }| {
+            let lateness_s = now_ms.saturating_sub(due_ms) / 1_000;
             let record = |kind, reason: String| Intent::Record { nominal_ms, kind, reason };
+            if excepted {
+                let by = schedule.exception(nominal_ms).unwrap_or_default();
+                return record(DecisionKind::SkippedException, format!("excepted by '{by}'"));
+            }
+            let i = rank;
+            rank += 1;
             if i >= late {
                 return Intent::Fire { nominal_ms };
             }
@@ -305,11 +334,8 @@ mod tests {
     use super::*;
     use crate::units::{Span, parse_instant};
 
-    const NONE: ScheduleSpec =
-        ScheduleSpec { cron: None, every: None, anchor: None, at: None, timezone: None, dst: None };
-
     fn every_5m() -> Schedule {
-        ScheduleSpec { every: Some(Span::mins(5)), ..NONE }.compile().unwrap()
+        ScheduleSpec { every: Some(Span::mins(5)), ..ScheduleSpec::default() }.compile().unwrap()
     }
 
     fn at(text: &str) -> i64 {
@@ -357,7 +383,7 @@ mod tests {
 
     #[test]
     fn m_02_a_long_downtime_is_worked_off_in_bounded_passes() {
-        let every_second = ScheduleSpec { every: Some(Span::secs(1)), ..NONE }.compile().unwrap();
+        let every_second = ScheduleSpec { every: Some(Span::secs(1)), ..ScheduleSpec::default() }.compile().unwrap();
         let policy = MisfirePolicy::default();
         let (mut next, now) = (at("00:00:00"), at("03:00:00"));
         let (mut seen, mut fired) = (0, 0);
@@ -374,7 +400,7 @@ mod tests {
 
     /// All passes after a downtime: what fired, how many instants have a decision, and how many passes it took.
     fn passes(policy: &MisfirePolicy, missed: i64) -> (Vec<i64>, usize, usize) {
-        let every_second = ScheduleSpec { every: Some(Span::secs(1)), ..NONE }.compile().unwrap();
+        let every_second = ScheduleSpec { every: Some(Span::secs(1)), ..ScheduleSpec::default() }.compile().unwrap();
         let (mut next, last) = (at("00:00:00"), at("00:00:00") + (missed - 1) * 1_000);
         let now = last + 999;
         let (mut fired, mut seen, mut passes) = (Vec::new(), 0, 0);
@@ -414,7 +440,7 @@ mod tests {
 
     #[test]
     fn a_change_keeps_what_is_due_and_invents_nothing() {
-        let every = |mins| ScheduleSpec { every: Some(Span::mins(mins)), ..NONE };
+        let every = |mins| ScheduleSpec { every: Some(Span::mins(mins)), ..ScheduleSpec::default() };
         let (old, new) = (every(5), every(60));
         let (due, now, fresh) = (at("10:05:00"), at("10:05:30"), Some(at("11:00:00")));
         let change = |old, new, old_next| next_after_change(old, new, old_next, fresh, now);
@@ -429,7 +455,7 @@ mod tests {
         assert_eq!(change(None, Some(&new), None), fresh);
         assert_eq!(change(Some(&old), None, Some(due)), None);
         assert_eq!(change(None, None, Some(due)), None);
-        let seconds = ScheduleSpec { every: Some(Span::secs(1)), ..NONE };
+        let seconds = ScheduleSpec { every: Some(Span::secs(1)), ..ScheduleSpec::default() };
         assert_eq!(
             change(Some(&old), Some(&seconds), Some(due)),
             fresh,
@@ -439,7 +465,11 @@ mod tests {
 
     #[test]
     fn s_10_a_changed_zone_is_evaluated_from_now() {
-        let monthly = |zone: &str| ScheduleSpec { cron: Some("0 5 1 * *".into()), timezone: Some(zone.into()), ..NONE };
+        let monthly = |zone: &str| ScheduleSpec {
+            cron: Some("0 5 1 * *".into()),
+            timezone: Some(zone.into()),
+            ..ScheduleSpec::default()
+        };
         let instant = |text| parse_instant(text).unwrap();
         let now = instant("2026-05-17T16:00:00Z");
         let (old, new) = (monthly("UTC"), monthly("Europe/Paris"));

@@ -5,7 +5,7 @@
 use crate::limits;
 pub use crate::overlap::OverlapPolicy;
 use crate::plan::ShardPlan;
-use crate::schedule::ScheduleSpec;
+use crate::schedule::{Schedule, ScheduleError, ScheduleSpec};
 use crate::units::Span;
 use serde::{Deserialize, Serialize};
 
@@ -305,51 +305,85 @@ pub fn check_name(name: &str, limit: usize) -> Result<(), String> {
 }
 
 impl JobSpec {
+    /// A job of one shard with every default.
+    #[must_use]
+    pub fn minimal(name: impl Into<String>, handler: HandlerSpec) -> Self {
+        JobSpec {
+            name: name.into(),
+            after: None,
+            schedule: None,
+            shards: ShardsSpec::default(),
+            handler,
+            tier: default_tier(),
+            timeout: Timeout::default(),
+            retry: RetryPolicy::default(),
+            overlap: OverlapPolicy::default(),
+            misfire: MisfirePolicy::default(),
+            params: serde_json::Map::new(),
+        }
+    }
+
+    /// The same with a schedule.
+    #[must_use]
+    pub fn with_schedule(mut self, schedule: ScheduleSpec) -> Self {
+        self.schedule = Some(schedule);
+        self
+    }
+
+    /// The same with another overlap policy.
+    #[must_use]
+    pub fn with_overlap(mut self, overlap: OverlapPolicy) -> Self {
+        self.overlap = overlap;
+        self
+    }
+
     /// Checks everything that the types don't.
     ///
     /// # Errors
     /// The first fault found, with the key that it stands at.
     pub fn validate(&self) -> Result<(), SpecError> {
-        check_name(&self.name, limits::JOB_NAME_BYTES).map_err(|m| fault("name", m))?;
-        check_name(&self.tier, 32).map_err(|m| fault("tier", m))?;
-        ShardPlan::from_spec(&self.shards).map_err(|e| fault(&format!("shards{}", e.key), e.message))?;
-        if let Some(schedule) = &self.schedule {
-            schedule.compile().map_err(|e| fault("schedule", e.to_string()))?;
-        }
-        if let Some(after) = &self.after {
-            after.validate(&self.name).map_err(|m| fault("after", m))?;
-        }
+        self.faults().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// All faults that the types let through.
+    #[must_use]
+    pub fn faults(&self) -> Vec<SpecError> {
+        let mut faults = Vec::new();
+        faults.extend(check_name(&self.name, limits::JOB_NAME_BYTES).err().map(|m| fault("name", m)));
+        faults.extend(check_name(&self.tier, 32).err().map(|m| fault("tier", m)));
+        let plan = ShardPlan::from_spec(&self.shards);
+        faults.extend(plan.err().map(|e| fault(&format!("shards{}", e.key), e.message)));
+        faults.extend(self.compiled_schedule().err().map(|e| fault("schedule", e.to_string())));
+        faults.extend(self.after.as_ref().and_then(|a| a.validate(&self.name).err()).map(|m| fault("after", m)));
         let retry = &self.retry;
         if retry.attempts == 0 || retry.attempts > limits::ATTEMPTS_MAX {
-            return Err(fault(
+            faults.push(fault(
                 "retry.attempts",
                 format!("{} tries; 1 (no retry) to {} are possible", retry.attempts, limits::ATTEMPTS_MAX),
             ));
         }
         if !retry.factor.is_finite() || retry.factor < 1.0 {
-            return Err(fault(
+            faults.push(fault(
                 "retry.factor",
                 format!("{} would make the waits shrink; use 1.0 for even waits or more", retry.factor),
             ));
         }
         if retry.max < retry.first {
-            return Err(fault(
-                "retry.max",
-                format!("max = \"{}\" is less than first = \"{}\"", retry.max, retry.first),
-            ));
+            faults
+                .push(fault("retry.max", format!("max = \"{}\" is less than first = \"{}\"", retry.max, retry.first)));
         }
         if !(0.0..=1.0).contains(&retry.jitter) {
-            return Err(fault("retry.jitter", format!("{} is not a share from 0 to 1", retry.jitter)));
+            faults.push(fault("retry.jitter", format!("{} is not a share from 0 to 1", retry.jitter)));
         }
         if self.misfire.limit == 0 || self.misfire.limit as usize > limits::MISSED_INSTANTS {
-            return Err(fault(
+            faults.push(fault(
                 "misfire.limit",
                 format!("{} is not from 1 to {}", self.misfire.limit, limits::MISSED_INSTANTS),
             ));
         }
         let params = serde_json::to_vec(&self.params).map_or(usize::MAX, |v| v.len());
         if params > limits::PARAMS_BYTES {
-            return Err(fault(
+            faults.push(fault(
                 "params",
                 format!("{params} bytes as JSON; at most {} travel with an execution", limits::PARAMS_BYTES),
             ));
@@ -357,12 +391,30 @@ impl JobSpec {
         if let HandlerSpec::Sql { chunk: Some(_), .. } = self.handler
             && self.shards.range.is_none()
         {
-            return Err(fault(
+            faults.push(fault(
                 "handler.chunk",
                 "chunks are cut from a range; give the job shards = { range = { from, to }, count }",
             ));
         }
-        Ok(())
+        faults
+    }
+
+    /// Its schedule, ready to be asked; `None` if the job is fired by hand only.
+    ///
+    /// # Errors
+    /// What is wrong with the schedule.
+    pub fn compiled_schedule(&self) -> Result<Option<Schedule>, ScheduleError> {
+        self.schedule.as_ref().map(|schedule| schedule.compile_for(&self.name)).transpose()
+    }
+
+    /// When its next instant is to fire: later than the instant, if its schedule has a jitter.
+    #[must_use]
+    pub fn due_at(&self, next_fire_ms: i64) -> i64 {
+        if self.schedule.as_ref().is_none_or(|schedule| schedule.jitter.is_none()) {
+            return next_fire_ms;
+        }
+        let schedule = self.compiled_schedule().ok().flatten();
+        schedule.and_then(|schedule| schedule.due_at(next_fire_ms).ok()).unwrap_or(next_fire_ms)
     }
 
     /// The text that is kept in the ledger and compared to see whether a job changed. Keys are in a fixed order.

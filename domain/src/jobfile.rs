@@ -1,9 +1,14 @@
 //! Job files: TOML with one table for each job. Errors name the line and the key.
+//!
+//! Each job is read by itself, and after a fault it is read again without the key at fault, so that a person sees all faults at
+//! once and not one after the other.
 
 use crate::job::JobSpec;
+use crate::limits::{FAULTS_OF_FILE, FAULTS_OF_JOB};
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 /// A fault in a job file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -15,66 +20,200 @@ pub struct JobFileError {
     pub message: String,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default)]
-    job: BTreeMap<String, Spanned<JobSpec>>,
+/// What a job file holds.
+#[derive(Clone, Debug, Default)]
+pub struct JobFile {
+    /// The jobs without a fault, by name.
+    pub jobs: Vec<Placed>,
+    /// The faults in the order of their lines, [`FAULTS_OF_FILE`] at most.
+    pub faults: Vec<JobFileError>,
 }
 
-/// Reads and checks a job file.
+/// A job and where it stands.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    /// The job, checked.
+    pub spec: JobSpec,
+    /// The line of its header.
+    pub line: usize,
+    /// The lines of its keys, dotted where they stand in a table.
+    pub keys: BTreeMap<String, usize>,
+}
+
+impl Placed {
+    /// The line of a key, or of the nearest table around it that is there.
+    #[must_use]
+    pub fn line_of(&self, key: &str) -> usize {
+        nearest(&self.keys, key).unwrap_or(self.line)
+    }
+}
+
+/// Reads and checks a job file that names no calendar files.
 ///
 /// # Errors
 /// The first fault.
 pub fn parse(text: &str) -> Result<Vec<JobSpec>, JobFileError> {
-    let file: File = toml::from_str(text).map_err(|e| {
-        let at = e.span().map_or(0, |s| s.start);
-        JobFileError { line: line_of(text, at), message: place(text, at, e.message()) }
-    })?;
-    let mut jobs = Vec::with_capacity(file.job.len());
-    for (name, spanned) in file.job {
-        let span = spanned.span();
-        let inner = spanned.into_inner();
-        if !inner.name.is_empty() {
-            let line = find_key(text, span.start, "name").unwrap_or_else(|| line_of(text, span.start));
-            return Err(JobFileError {
-                line,
-                message: format!("job '{name}': name: a job's name is its table's, [job.{name}]; leave the key out"),
-            });
+    let file = read(text, &|name| Err(format!("there is no calendar '{name}' beside a text")));
+    match file.faults.into_iter().next() {
+        Some(fault) => Err(fault),
+        None => Ok(file.jobs.into_iter().map(|placed| placed.spec).collect()),
+    }
+}
+
+/// Reads and checks a job file. `calendar` gives the text of a calendar file next to it, or says why it can't.
+#[must_use]
+pub fn read(text: &str, calendar: &dyn Fn(&str) -> Result<String, String>) -> JobFile {
+    let mut reader = Reader { text, calendar, file: JobFile::default() };
+    match DeTable::parse(text) {
+        Ok(table) => reader.read(table.into_inner()),
+        Err(e) => {
+            let at = e.span().map_or(0, |s| s.start);
+            reader.fault(line_of(text, at), place(text, at, e.message()));
         }
-        let job = JobSpec { name: name.clone(), ..inner };
-        job.validate().map_err(|e| {
-            let line = find_key(text, span.start, &e.key).unwrap_or_else(|| line_of(text, span.start));
-            JobFileError { line, message: format!("job '{name}': {e}") }
-        })?;
-        jobs.push(job);
     }
-    if jobs.is_empty() {
-        return Err(JobFileError {
-            line: 1,
-            message: "there is no job in it; a job begins with [job.its-name]".into(),
-        });
+    let mut file = reader.file;
+    refuse_circles(&mut file);
+    if file.jobs.is_empty() && file.faults.is_empty() {
+        let message = "there is no job in it; a job begins with [job.its-name]".into();
+        file.faults.push(JobFileError { line: 1, message });
     }
-    let follows = jobs.iter().filter_map(|job| Some((job.name.clone(), job.after.as_ref()?.jobs.clone()))).collect();
-    if let Some(circle) = crate::after::cycle(&follows) {
-        let first = circle.split(' ').next().unwrap_or_default();
-        let header = text.find(&format!("[job.{first}]")).unwrap_or(0);
-        let line = find_key(text, header, "after").unwrap_or_else(|| line_of(text, header));
-        return Err(JobFileError {
-            line,
-            message: format!(
-                "job '{first}': after: the jobs follow each other in a circle ({circle}); take one of the arrows out"
-            ),
-        });
+    file.faults.sort_by_key(|fault| fault.line);
+    file
+}
+
+/// Jobs that follow each other in a circle would wait for each other for ever. Those that a circle leads out of the file are found
+/// by the ledger.
+fn refuse_circles(file: &mut JobFile) {
+    let of = |placed: &Placed| Some((placed.spec.name.clone(), placed.spec.after.as_ref()?.jobs.clone()));
+    let Some(circle) = crate::after::cycle(&file.jobs.iter().filter_map(of).collect()) else { return };
+    let first = circle.split(' ').next().unwrap_or_default();
+    let line = file.jobs.iter().find(|p| p.spec.name == first).map_or(1, |placed| placed.line_of("after"));
+    let message =
+        format!("job '{first}': after: the jobs follow each other in a circle ({circle}); take one of the arrows out");
+    file.faults.push(JobFileError { line, message });
+}
+
+struct Reader<'t> {
+    text: &'t str,
+    calendar: &'t dyn Fn(&str) -> Result<String, String>,
+    file: JobFile,
+}
+
+impl<'t> Reader<'t> {
+    fn fault(&mut self, line: usize, message: String) {
+        if self.file.faults.len() < FAULTS_OF_FILE {
+            self.file.faults.push(JobFileError { line, message });
+        }
     }
-    Ok(jobs)
+
+    fn read(&mut self, table: DeTable<'t>) {
+        for (key, value) in table {
+            let line = line_of(self.text, key.span().start);
+            match (key.get_ref().as_ref(), value.into_inner()) {
+                ("job", DeValue::Table(jobs)) => {
+                    for (name, job) in jobs {
+                        let line = line_of(self.text, name.span().start);
+                        self.read_job(name.get_ref(), line, job);
+                    }
+                }
+                ("job", _) => self.fault(line, "job is a table: a job begins with [job.its-name]".into()),
+                (other, _) => self.fault(line, format!("unknown key '{other}'; a job begins with [job.its-name]")),
+            }
+        }
+    }
+
+    fn read_job(&mut self, name: &str, line: usize, job: Spanned<DeValue<'t>>) {
+        let span = job.span();
+        let DeValue::Table(mut table) = job.into_inner() else {
+            return self.fault(line, format!("job '{name}': a job is a table: [job.{name}]"));
+        };
+        let keys = self.lines_of(&table);
+        if let Some(line) = keys.get("name") {
+            let message = format!("job '{name}': name: a job's name is its table's, [job.{name}]; leave the key out");
+            self.fault(*line, message);
+            table.remove("name");
+        }
+        let mut taken_out = BTreeSet::new();
+        let read = loop {
+            let value = Spanned::new(span.clone(), DeValue::Table(table.clone()));
+            let fault = match JobSpec::deserialize(ValueDeserializer::from(value)) {
+                Ok(spec) => break Some(spec),
+                Err(fault) => fault,
+            };
+            let at = fault.span().map_or(span.start, |s| s.start);
+            let missing = fault.message().strip_prefix("missing field `").and_then(|m| m.split('`').next());
+            if missing.is_some_and(|key| taken_out.contains(key)) {
+                break None;
+            }
+            let whole_job = missing.is_some() && fault.span().is_none_or(|s| s == span);
+            let at_line = if whole_job { line } else { line_of(self.text, at) };
+            self.fault(at_line, format!("job '{name}': {}", fault.message().trim().replace('\n', "; ")));
+            let key = table.iter().find(|(k, v)| k.span().contains(&at) || v.span().contains(&at));
+            let key = key.map(|(k, _)| k.get_ref().to_string());
+            match key.filter(|_| !whole_job && taken_out.len() < FAULTS_OF_JOB) {
+                Some(key) => {
+                    table.remove(key.as_str());
+                    taken_out.insert(key);
+                }
+                None => break None,
+            }
+        };
+        let Some(spec) = read else { return };
+        let placed = Placed { spec: JobSpec { name: name.to_owned(), ..spec }, line, keys };
+        self.check(placed, taken_out.is_empty());
+    }
+
+    fn check(&mut self, mut placed: Placed, sound: bool) {
+        let name = placed.spec.name.clone();
+        let (line, mut sound) = (placed.line_of("schedule.except"), sound);
+        if let Some(schedule) = &mut placed.spec.schedule
+            && let Err(message) = schedule.freeze_calendars(self.calendar)
+        {
+            self.fault(line, format!("job '{name}': schedule: {message}"));
+            // What the calendar would have been is not known, and its absence is no second fault.
+            schedule.except.clear();
+            schedule.calendars.clear();
+            sound = false;
+        }
+        for fault in placed.spec.faults() {
+            self.fault(placed.line_of(&fault.key), format!("job '{name}': {fault}"));
+            sound = false;
+        }
+        if sound {
+            self.file.jobs.push(placed);
+        }
+    }
+
+    fn lines_of(&self, table: &DeTable<'_>) -> BTreeMap<String, usize> {
+        let mut lines = BTreeMap::new();
+        for (key, value) in table {
+            lines.insert(key.get_ref().to_string(), line_of(self.text, key.span().start));
+            if let DeValue::Table(inner) = value.get_ref() {
+                for inner_key in inner.keys() {
+                    let dotted = format!("{}.{}", key.get_ref(), inner_key.get_ref());
+                    lines.insert(dotted, line_of(self.text, inner_key.span().start));
+                }
+            }
+        }
+        lines
+    }
+}
+
+fn nearest(lines: &BTreeMap<String, usize>, key: &str) -> Option<usize> {
+    let mut key = key;
+    loop {
+        if let Some(line) = lines.get(key) {
+            return Some(*line);
+        }
+        key = key.rsplit_once('.')?.0;
+    }
 }
 
 fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes()[..at.min(text.len())].iter().filter(|b| **b == b'\n').count() + 1
 }
 
-/// The parser names the key only where it is unknown; the job can be told from the last table header before the fault.
+/// A fault of the syntax does not say in which job it is; that can be told from the last table header before it.
 fn place(text: &str, at: usize, message: &str) -> String {
     let before = &text[..text.floor_char_boundary(at.min(text.len()))];
     let this_line = text[before.rfind('\n').map_or(0, |i| i + 1)..].lines().next().unwrap_or("");
@@ -84,29 +223,6 @@ fn place(text: &str, at: usize, message: &str) -> String {
         Some(job) => format!("job '{job}': {message}"),
         None => message,
     }
-}
-
-/// The line on which the last part of a dotted key is set, after the job's header.
-fn find_key(text: &str, from: usize, key: &str) -> Option<usize> {
-    let last = key.rsplit('.').next()?;
-    let first = key.split('.').next()?;
-    let start = line_of(text, from);
-    let own = text
-        .lines()
-        .enumerate()
-        .skip(start - 1)
-        .take_while(|(i, l)| *i + 1 == start || !l.trim_start().starts_with("[job."));
-    let mut of_first = None;
-    for (i, line) in own {
-        let starts = |word: &str| line.trim_start().starts_with(word);
-        if starts(last) && !last.is_empty() {
-            return Some(i + 1);
-        }
-        if starts(first) && of_first.is_none() {
-            of_first = Some(i + 1);
-        }
-    }
-    of_first
 }
 
 #[cfg(test)]
@@ -181,6 +297,63 @@ timeout = "none"
         let fault = parse(text).unwrap_err();
         assert_eq!(fault.line, 3);
         assert!(fault.message.contains("a → b → a"), "{fault}");
+    }
+
+    #[test]
+    fn all_faults_of_a_file_are_found_at_once() {
+        let text = r#"
+extra = 1
+
+[job.one]
+handler = { rust = "noop" }
+timeout = 30
+retry   = { attempts = 0, factor = 0.5 }
+teir    = "core"
+
+[job.two]
+schedule = { cron = "0 61 * * *" }
+
+[job.three]
+schedule = { cron = "0 61 2 * * *" }
+handler  = { rust = "noop" }
+tier     = "Core"
+
+[job.good]
+handler = { rust = "noop" }
+"#;
+        let file = read(text, &|_| Err("none".into()));
+        let lines: Vec<(usize, &str)> = file
+            .faults
+            .iter()
+            .map(|f| (f.line, f.message.split([':', ';', ',']).nth(1).unwrap_or(&f.message).trim()))
+            .collect();
+        let found: Vec<usize> = lines.iter().map(|(line, _)| *line).collect();
+        assert_eq!(found, [2, 6, 7, 7, 8, 10, 14, 16], "{:#?}", file.faults);
+        assert_eq!(file.jobs.iter().map(|j| j.spec.name.as_str()).collect::<Vec<_>>(), ["good"]);
+        assert!(file.faults[5].message.contains("missing field `handler`"), "{:?}", file.faults[5]);
+        let many = (0..200).map(|n| format!("[job.j{n}]\nhandler = 1\n")).collect::<String>();
+        assert_eq!(read(&many, &|_| Err("none".into())).faults.len(), FAULTS_OF_FILE);
+    }
+
+    #[test]
+    fn calendars_are_frozen_into_the_job() {
+        let text = "[job.a]\nhandler = { rust = \"noop\" }\n\
+                    schedule = { cron = \"@daily\", except = [\"calendar: holidays.txt\"] }\n";
+        let file = read(text, &|name| {
+            assert_eq!(name, "holidays.txt");
+            Ok("# Germany\n2026-12-25  Christmas Day\n\n2026-12-31..2027-01-01 # turn of the year\n".into())
+        });
+        assert_eq!(file.faults, []);
+        let spec = &file.jobs[0].spec;
+        let again: JobSpec = serde_json::from_str(&spec.canonical_json()).unwrap();
+        let calendars = again.schedule.unwrap().calendars;
+        assert_eq!(calendars["holidays.txt"], ["2026-12-25 Christmas Day", "2026-12-31..2027-01-01"]);
+        let bad = read(text, &|_| Ok("2026-12-25\n25.12.2026\n".into()));
+        assert_eq!(bad.faults[0].line, 3);
+        assert!(bad.faults[0].message.contains("holidays.txt, line 2: '25.12.2026' is not a day"), "{:?}", bad.faults);
+        let none = read(text, &|name| Err(format!("{name} can't be read")));
+        assert!(none.faults[0].message.contains("can't be read"), "{:?}", none.faults);
+        assert!(parse(text).is_err());
     }
 
     #[test]

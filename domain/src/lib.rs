@@ -12,6 +12,7 @@ pub mod dispatch;
 pub mod execution;
 pub mod firing;
 pub mod flow;
+pub mod hints;
 pub mod ids;
 pub mod invariants;
 pub mod job;

@@ -81,3 +81,19 @@ pub const UPSTREAM_SUMMARY_BYTES: usize = 1_024;
 pub const SHARDS_PICKED: usize = 10_000;
 /// What a trigger's or a backfill's sender says of himself.
 pub const WHO_BYTES: usize = 255;
+/// Entries of a schedule's `except`. More days belong into a calendar.
+pub const EXCEPTIONS_MAX: usize = 100;
+/// Days and ranges in the calendars of one schedule: a century of a country's holidays.
+pub const CALENDAR_ENTRIES: usize = 2_000;
+/// Text of the calendars of one schedule. It stands in the job and in each of its versions.
+pub const CALENDAR_BYTES: usize = 64 * 1024;
+/// Instants of a schedule that one look walks over in search of one that is not excepted.
+pub const INSTANTS_WALKED: usize = 100_000;
+/// Firings that `jobs next` shows of one job.
+pub const COMING_MAX: usize = 10_000;
+/// Jobs with a fixed delay whose end one look at the ledger asks for.
+pub const DELAYED_BATCH: usize = 500;
+/// Faults of a job file that are listed: more than a screen of them is one mistake many times.
+pub const FAULTS_OF_FILE: usize = 50;
+/// Keys of one job that are taken out for their faults, to look for further ones.
+pub const FAULTS_OF_JOB: usize = 20;

@@ -3,10 +3,12 @@
 use crate::procfs;
 use crate::services::Services;
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -45,10 +47,14 @@ struct Process {
     child: Child,
 }
 
+/// Variables that a process has for itself, by its name; they win over those that all have.
+pub type OwnVariables = Box<dyn Fn(&str) -> Result<Vec<(&'static str, String)>> + Send + Sync>;
+
 /// The processes by name. Dropped, they are killed.
 pub struct Cluster {
     dir: TempDir,
     variables: Vec<(&'static str, String)>,
+    own: Option<OwnVariables>,
     running: Vec<Process>,
     started: BTreeMap<&'static str, u32>,
 }
@@ -80,7 +86,23 @@ impl Cluster {
         ];
         variables.extend(options.variables);
         let dir = tempfile::Builder::new().prefix("shardcron-loadtest-").tempdir().context("a folder for the logs")?;
-        Ok(Cluster { dir, variables, running: Vec::new(), started: BTreeMap::new() })
+        Ok(Cluster { dir, variables, own: None, running: Vec::new(), started: BTreeMap::new() })
+    }
+
+    /// Says what the processes that are started from now on have for themselves.
+    pub fn give_each(&mut self, own: OwnVariables) {
+        self.own = Some(own);
+    }
+
+    /// Where the logs and the processes' working directory are.
+    pub fn folder(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Leaves the folder there when this is dropped; gives its path.
+    pub fn keep_folder(&mut self) -> PathBuf {
+        self.dir.disable_cleanup(true);
+        self.dir.path().to_owned()
     }
 
     /// Starts a process; gives its name.
@@ -96,6 +118,7 @@ impl Cluster {
         *number += 1;
         let name = format!("{word}-{number}");
         let log = File::create(self.log_of(&name)).with_context(|| format!("the log of {name}"))?;
+        let own = self.own.as_ref().map_or_else(|| Ok(Vec::new()), |own| own(&name))?;
         let program = std::env::current_exe().context("this program's own path")?;
         let mut command = Command::new(program);
         for (variable, _) in std::env::vars_os() {
@@ -108,6 +131,7 @@ impl Cluster {
             .args([crate::AS_SHARDCRON, word])
             .current_dir(self.dir.path())
             .envs(self.variables.iter().map(|(k, v)| (k, v)))
+            .envs(own)
             .env(name_variable, &name)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -140,6 +164,21 @@ impl Cluster {
         Ok(())
     }
 
+    /// A signal to a process, such as SIGSTOP.
+    ///
+    /// # Errors
+    /// There is no such process.
+    pub fn signal(&self, name: &str, signal: Signal) -> Result<()> {
+        let process = self.running.iter().find(|p| p.name == name).with_context(|| format!("{name} does not run"))?;
+        let pid = Pid::from_raw(i32::try_from(process.child.id()).context("a process id")?);
+        nix::sys::signal::kill(pid, signal).with_context(|| format!("sending {signal} to {name}"))
+    }
+
+    /// All of a process's log.
+    pub fn log(&self, name: &str) -> String {
+        std::fs::read_to_string(self.log_of(name)).unwrap_or_default()
+    }
+
     /// An error if a process has ended by itself, which none should, with the end of its log.
     ///
     /// # Errors
@@ -159,7 +198,7 @@ impl Cluster {
 
     /// The end of a process's log.
     pub fn tail_of(&self, name: &str) -> String {
-        let text = std::fs::read_to_string(self.log_of(name)).unwrap_or_default();
+        let text = self.log(name);
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
     }
@@ -170,11 +209,9 @@ impl Cluster {
 
     /// Asks all to end in order, and waits; what takes too long is killed when this is dropped.
     pub async fn stop(mut self) {
-        for process in &self.running {
-            if let Ok(pid) = i32::try_from(process.child.id()) {
-                // An error means that it is gone already.
-                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM);
-            }
+        for (name, _) in self.pids() {
+            // An error means that it is gone already.
+            let _ = self.signal(&name, Signal::SIGTERM);
         }
         let until = Instant::now() + STOP_PATIENCE;
         while Instant::now() < until && self.running.iter_mut().any(|p| matches!(p.child.try_wait(), Ok(None))) {

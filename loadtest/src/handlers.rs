@@ -1,6 +1,8 @@
 //! The handlers that the workers of a load test have besides those of the program.
 
 use shardcron_sdk::{Registry, ShardContext, ShardError, ShardHandler, ShardOutput, async_trait};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// `handler = { rust = "nap" }`: long enough that a worker which is killed is always in the middle of some.
@@ -21,7 +23,45 @@ impl ShardHandler for Nap {
     }
 }
 
+/// `handler = { rust = "dwell" }`: half a second to two and a half, by its index, so that a worker always has some in hand. Deaf to
+/// being told to stop, so that a worker which was frozen ends what it held when it wakes; and it writes down what it has ended,
+/// beside the ledger, so that late ends can be counted.
+struct Dwell;
+
+/// The file that `dwell` writes into; a line for each end: execution, index, attempt, incarnation, milliseconds UTC.
+pub const ENDS_FILE: &str = "LOADTEST_ENDS_FILE";
+const DWELL_SHORTEST_MS: u64 = 500;
+const DWELL_STEP_MS: u64 = 250;
+const DWELL_STEPS: u64 = 9;
+
+#[async_trait]
+impl ShardHandler for Dwell {
+    async fn run(&self, context: ShardContext) -> Result<ShardOutput, ShardError> {
+        let steps = u64::from(context.attempt.index) % DWELL_STEPS;
+        tokio::time::sleep(Duration::from_millis(DWELL_SHORTEST_MS + steps * DWELL_STEP_MS)).await;
+        if let Some(file) = std::env::var_os(ENDS_FILE) {
+            let attempt = context.attempt;
+            let line = format!(
+                "{} {} {} {} {}\n",
+                attempt.execution,
+                attempt.index,
+                attempt.attempt,
+                context.owner,
+                crate::session::now_ms()
+            );
+            write_down(&PathBuf::from(file), &line)
+                .map_err(|e| ShardError::transient(format!("the list of ends: {e}")))?;
+        }
+        Ok(ShardOutput::rows(1))
+    }
+}
+
+/// One short write to a file that is only appended to: whole, whoever else writes.
+fn write_down(file: &Path, line: &str) -> std::io::Result<()> {
+    std::fs::OpenOptions::new().create(true).append(true).open(file)?.write_all(line.as_bytes())
+}
+
 /// What the tested workers run.
 pub fn registry() -> Registry {
-    Registry::default().with("nap", Nap)
+    Registry::default().with("nap", Nap).with("dwell", Dwell)
 }

@@ -7,10 +7,12 @@
 
 mod ceilings;
 mod cluster;
+mod faults;
 mod handlers;
 mod oracle;
 mod procfs;
 mod report;
+mod rows;
 mod scenarios;
 mod services;
 mod session;
@@ -38,8 +40,12 @@ enum Command {
     List,
     /// Run no-op shards end to end in a cluster, beside what RabbitMQ and the database can do alone
     Throughput(scenarios::throughput::ThroughputArgs),
+    /// Fire many jobs on time, and say how late they were
+    Precision(scenarios::precision::PrecisionArgs),
     /// Kill workers at random under load
     WorkerKill(scenarios::worker_kill::WorkerKillArgs),
+    /// Put each fault on each part, on real services under load, and count what was lost, doubled or missed
+    Faults(faults::FaultsArgs),
 }
 
 /// The first argument that makes this program the one that is tested. Not a `clap` command, because what follows it is the other
@@ -58,7 +64,9 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Command::Throughput(args) => session::run(scenarios::throughput::run(args)),
+        Command::Precision(args) => session::run(scenarios::precision::run(args)),
         Command::WorkerKill(args) => session::run(scenarios::worker_kill::run(args)),
+        Command::Faults(args) => session::run(faults::run(args)),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

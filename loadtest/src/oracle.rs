@@ -1,6 +1,8 @@
 //! The oracle: what was lost and what was recorded twice, counted from the ledger's tables by statements of its own. It uses none
 //! of the program's counters but to compare them with the rows.
 
+pub mod firings;
+
 use anyhow::{Context, Result};
 use serde::Serialize;
 use shardcron_store::SqlArg;
@@ -89,6 +91,48 @@ pub async fn count(ledger: &SqlLedger, fired: u64) -> Result<Count> {
         unended: sum(6),
         taken_over: number(ledger, TAKEN_OVER).await?,
     })
+}
+
+/// Each shard that has no recorded end, and each execution that has not ended, in words; the first of them.
+///
+/// # Errors
+/// The ledger does not answer.
+pub async fn open_ends(ledger: &SqlLedger) -> Result<Vec<String>> {
+    let shards = "SELECT j.name, HEX(e.id), e.nominal_ms, s.shard_index, s.state, s.attempt, \
+                  CASE WHEN r.execution_id IS NULL THEN 'no result' ELSE 'a result' END \
+                  FROM shards s JOIN executions e ON e.id = s.execution_id JOIN jobs j ON j.id = e.job_id \
+                  LEFT JOIN results r ON r.execution_id = s.execution_id AND r.shard_index = s.shard_index \
+                  WHERE s.state IN (0, 1) OR s.state = 2 AND r.execution_id IS NULL LIMIT 20";
+    let executions = "SELECT j.name, HEX(e.id), e.nominal_ms, e.materialized, e.dispatched, e.shards_total, e.succeeded \
+                      FROM executions e JOIN jobs j ON j.id = e.job_id WHERE e.state = 0 LIMIT 20";
+    let mut words = Vec::new();
+    for row in rows_of(ledger, shards, &[]).await? {
+        if let [job, id, nominal, index, state, attempt, result] = row.as_slice() {
+            words.push(format!(
+                "{job} of {nominal} ({id}): shard {index} has state {state}, attempt {attempt} and {result}"
+            ));
+        }
+    }
+    for row in rows_of(ledger, executions, &[]).await? {
+        if let [job, id, nominal, written, handed, total, done] = row.as_slice() {
+            words.push(format!(
+                "{job} of {nominal} ({id}) has not ended: of {total} shards {written} written, {handed} handed out, {done} done"
+            ));
+        }
+    }
+    Ok(words)
+}
+
+/// Rows as text; NULL is empty.
+pub(crate) async fn rows_of(ledger: &SqlLedger, sql: &str, args: &[SqlArg]) -> Result<Vec<Vec<String>>> {
+    let rows = ledger.query(sql, args).await.context("the oracle's question to the ledger")?;
+    let text = |value| match value {
+        SqlArg::Int(n) => n.to_string(),
+        SqlArg::Float(n) => n.to_string(),
+        SqlArg::Text(text) => text,
+        SqlArg::Null => String::new(),
+    };
+    Ok(rows.into_iter().map(|row| row.into_iter().map(text).collect()).collect())
 }
 
 async fn number(ledger: &SqlLedger, sql: &str) -> Result<u64> {

@@ -104,6 +104,150 @@ pub struct WorkerKill {
     pub seed: u64,
 }
 
+/// Percentiles of how late something was, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Lateness {
+    /// Half are no later.
+    pub p50: f64,
+    /// Of a hundred, one is later.
+    pub p99: f64,
+    /// The latest.
+    pub max: f64,
+}
+
+impl Lateness {
+    /// The nearest ranks. Zero over nothing.
+    #[must_use]
+    pub fn of(values: impl IntoIterator<Item = i64>) -> Self {
+        let values: Vec<i64> = values.into_iter().collect();
+        let max = values.iter().copied().max().unwrap_or(0) as f64;
+        let Percentiles { p50, p99 } = Percentiles::of(values);
+        Lateness { p50, p99, max }
+    }
+}
+
+/// What `precision` found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Precision {
+    /// Jobs with a schedule that the scheduler held.
+    pub jobs: u64,
+    /// How long was measured.
+    pub seconds: f64,
+    /// Executions made for instants of that time.
+    pub fired: u64,
+    /// Instants of that time without one.
+    pub missed: u64,
+    /// Executions beside the first of an instant, or of no instant.
+    pub doubled: u64,
+    /// From the nominal instant to the start of the handler in a worker.
+    pub lateness_ms: Lateness,
+    /// From the nominal instant to the beginning of the transaction that decides it.
+    pub decision_lateness_ms: Lateness,
+    /// `lateness_ms` of the jobs that fire every second.
+    pub per_second_lateness_ms: Lateness,
+    /// Processor time of the scheduler, in cores.
+    pub cpu_cores: f64,
+    /// The same of every part.
+    pub cores: BTreeMap<String, f64>,
+    /// Peak resident memory of the scheduler.
+    pub rss_mib: f64,
+    /// How long writing the jobs took.
+    pub apply_seconds: f64,
+    /// Thousands due at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<Burst>,
+    /// Other schedulers on the same machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<Peer>,
+    /// Whether this program was built with optimisation.
+    pub optimised: bool,
+}
+
+/// Many jobs due in the same second.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Burst {
+    /// How many.
+    pub jobs: u64,
+    /// Until all executions were in the ledger.
+    pub recorded_ms: i64,
+    /// Until the first shard of each was with the broker.
+    pub published_ms: i64,
+    /// Decisions of the per-second jobs in the five seconds of it.
+    pub per_second_lateness_ms: Lateness,
+    /// Starts of their handlers.
+    pub per_second_start_ms: Lateness,
+}
+
+/// How another scheduler did.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Peer {
+    /// Its name and version.
+    pub name: String,
+    /// Jobs that it held.
+    pub jobs: u64,
+    /// Its lateness, by its own call of the job.
+    pub lateness_ms: Lateness,
+    /// Instants that it fired.
+    pub fired: u64,
+    /// Instants that it did not.
+    pub missed: u64,
+    /// Its processor time, in cores.
+    pub cpu_cores: f64,
+    /// Why there is no figure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub absent: Option<String>,
+}
+
+impl Precision {
+    /// For people.
+    pub fn print(&self) {
+        println!("{} jobs on one scheduler, {:.0} s measured", grouped(self.jobs as f64), self.seconds);
+        if !self.optimised {
+            println!("built without optimisation: figures mean nothing; run with cargo run --release");
+        }
+        println!();
+        println!("  {:<34}{:>8}{:>8}{:>8}", "late by, ms", "p50", "p99", "max");
+        let line = |what: &str, l: &Lateness| {
+            println!("  {what:<34}{:>8.0}{:>8.0}{:>8.0}", l.p50, l.p99, l.max);
+        };
+        line("decision begun", &self.decision_lateness_ms);
+        line("handler started", &self.lateness_ms);
+        line("handler started, per-second jobs", &self.per_second_lateness_ms);
+        println!();
+        println!("  fired {}, missed {}, doubled {}", grouped(self.fired as f64), self.missed, self.doubled);
+        println!(
+            "  scheduler: {:.2} cores, {:.0} MiB; {:.1} s to write the jobs",
+            self.cpu_cores, self.rss_mib, self.apply_seconds
+        );
+        let parts: Vec<String> = self.cores.iter().map(|(part, cores)| format!("{part} {cores:.2}")).collect();
+        println!("  cores: {}", parts.join(", "));
+        if let Some(burst) = &self.burst {
+            println!();
+            println!(
+                "  {} jobs due at once: recorded after {} ms, published after {} ms",
+                grouped(burst.jobs as f64),
+                burst.recorded_ms,
+                burst.published_ms
+            );
+            line("per-second jobs beside it, decision", &burst.per_second_lateness_ms);
+            line("per-second jobs beside it, start", &burst.per_second_start_ms);
+        }
+        for peer in &self.peers {
+            println!();
+            match &peer.absent {
+                Some(why) => println!("  {}: {why}", peer.name),
+                None => {
+                    line(&peer.name, &peer.lateness_ms);
+                    println!(
+                        "  {:<34}{} jobs, fired {}, missed {}, {:.2} cores",
+                        "", peer.jobs, peer.fired, peer.missed, peer.cpu_cores
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// Prints an answer as one JSON object.
 ///
 /// # Errors
@@ -208,6 +352,11 @@ mod tests {
             assert!(throughput.iter().any(|f| f == name), "{name} in {throughput:?}");
         }
         assert_eq!(fields(&Percentiles::default()), ["p50", "p99"]);
+        let precision = fields(&Precision::default());
+        for name in ["lateness_ms", "cpu_cores", "rss_mib", "fired", "missed", "doubled"] {
+            assert!(precision.iter().any(|f| f == name), "{name} in {precision:?}");
+        }
+        assert_eq!(fields(&Lateness::default()), ["max", "p50", "p99"]);
         let worker_kill = fields(&WorkerKill::default());
         for name in ["kills", "taken_over", "lost", "recorded_twice", "seconds"] {
             assert!(worker_kill.iter().any(|f| f == name), "{name} in {worker_kill:?}");

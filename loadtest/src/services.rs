@@ -33,9 +33,12 @@ pub struct Services {
     pub redis_url: String,
     /// What all names in RabbitMQ and Redis begin with.
     pub prefix: String,
-    sql: Option<Sql>,
-    rabbitmq: Option<RabbitMq>,
-    redis: Option<Redis>,
+    /// MySQL or MariaDB, if it is ours.
+    pub sql: Option<Sql>,
+    /// RabbitMQ, if it is ours.
+    pub rabbitmq: Option<RabbitMq>,
+    /// Redis, if it is ours.
+    pub redis: Option<Redis>,
     /// A database at a server that is not ours, and how to reach that server.
     borrowed: Option<(String, String)>,
 }

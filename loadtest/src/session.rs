@@ -57,6 +57,12 @@ impl Voice {
         Voice { bar, lines: !drawn && !quiet }
     }
 
+    /// For what is one of many: the whole has the voice.
+    #[must_use]
+    pub fn silent() -> Self {
+        Voice { bar: ProgressBar::hidden(), lines: false }
+    }
+
     /// What is being done now.
     pub fn phase(&self, text: &str) {
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
@@ -74,10 +80,24 @@ impl Voice {
         self.bar.suspend(|| eprintln!("{text}"));
     }
 
-    fn count(&self, total: u64) {
-        if let Ok(style) =
-            ProgressStyle::with_template("{msg} [{bar:40}] {human_pos}/{human_len} shards  {per_sec}  {elapsed}")
-        {
+    /// A line that stays, where lines are wanted or a person looks.
+    pub fn line(&self, text: &str) {
+        if self.lines {
+            eprintln!("{text}");
+        } else {
+            self.bar.println(text);
+        }
+    }
+
+    /// One more of what is counted.
+    pub fn advance(&self) {
+        self.bar.inc(1);
+    }
+
+    /// A bar over so many of `what`.
+    pub fn count(&self, total: u64, what: &str) {
+        let template = format!("{{msg}} [{{bar:40}}] {{human_pos}}/{{human_len}} {what}  {{per_sec}}  {{elapsed}}");
+        if let Ok(style) = ProgressStyle::with_template(&template) {
             self.bar.set_style(style.progress_chars("=> "));
         }
         self.bar.set_length(total);
@@ -220,7 +240,7 @@ impl Session {
             let row = self.ledger.execution(id).await?.context("the execution is not in the ledger")?;
             let ended = row.succeeded + row.failed + row.cancelled;
             if !std::mem::replace(&mut counted, true) {
-                self.voice.count(row.shards_total.into());
+                self.voice.count(row.shards_total.into(), "shards");
             }
             self.voice.bar.set_position(ended.into());
             if ended != last {
@@ -265,11 +285,11 @@ impl Session {
     ///
     /// # Errors
     /// Something was left at a service.
-    pub async fn close(self) -> Result<()> {
+    pub async fn close(self, tiers: &[&str]) -> Result<()> {
         self.voice.phase("stopping");
         self.cluster.stop().await;
         self.broker.close().await;
-        let cleaned = self.services.clean_up(&[TIER.to_owned()]).await;
+        let cleaned = self.services.clean_up(&tiers.iter().map(|tier| (*tier).to_owned()).collect::<Vec<_>>()).await;
         self.voice.done();
         cleaned
     }

@@ -99,7 +99,7 @@ pub async fn run(args: BackfillArgs, config: Config, out: Out) -> Result<ExitCod
 /// What the leader will find, so that a mistake is said before anything is sent.
 async fn look(wired: &Wired, record: &JobRecord, fill: &BackfillRequest, request_id: &str) -> Result<Plan> {
     let spec = record.spec.as_ref().map_err(|e| anyhow::anyhow!("job '{}' can't be read: {e}", record.name))?;
-    let Some(schedule) = &spec.schedule else {
+    let Some(schedule) = spec.compiled_schedule()? else {
         return Err(Misuse(format!(
             "job '{}' has no schedule, so there are no instants to fill in; use: shardcron trigger {} --at INSTANT",
             record.name, record.name
@@ -107,7 +107,7 @@ async fn look(wired: &Wired, record: &JobRecord, fill: &BackfillRequest, request
         .into());
     };
     let range = fill.range(now_ms()).map_err(Misuse)?;
-    let instants = backfill::instants(&schedule.compile()?, range).map_err(Misuse)?;
+    let instants = backfill::instants(&schedule, range).map_err(Misuse)?;
     let keys: Vec<String> = instants.iter().map(|ms| schedule_key(*ms)).collect();
     let ran = wired.ports.ledger.ran(record.id, &keys).await?.into_iter().collect();
     Ok(backfill::plan(&instants, &ran, fill.force, request_id))

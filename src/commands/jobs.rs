@@ -1,5 +1,9 @@
 //! `shardcron jobs …`
 
+pub mod files;
+mod next;
+mod validate;
+
 use super::{Misuse, connect_migrated, connect_to_look, now_ms, who};
 use crate::config::Config;
 use crate::output::{Out, instant, line, table};
@@ -8,7 +12,7 @@ use clap::Subcommand;
 use serde_json::json;
 use shardcron_domain::JobSpec;
 use shardcron_domain::plan::ShardPlan;
-use shardcron_domain::units::{parse_instant, rfc3339};
+use shardcron_domain::units::rfc3339;
 use shardcron_store::ApplyOutcome;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,9 +25,13 @@ pub enum JobsCommand {
         /// The job file
         file: PathBuf,
     },
-    /// Check a file without applying it
+    /// Check a file or a directory without applying it; needs no service
+    #[command(
+        after_help = "Shows every fault with its line, key and remedy, and hints at what is probably not meant. Hints do not change the \
+                      exit code.\n\nExamples:\n  shardcron jobs validate jobs.toml\n  shardcron jobs validate jobs.d/ --json"
+    )]
     Validate {
-        /// The job file
+        /// The job file, or a directory of them
         file: PathBuf,
     },
     /// List jobs
@@ -33,15 +41,20 @@ pub enum JobsCommand {
         /// Its name
         job: String,
     },
-    /// Show the coming instants of a file's jobs; needs no service
+    /// Show the coming firings of a file's jobs, which needs no service, or of an applied job
+    #[command(
+        after_help = "Days on which clocks change and instants that an exception skips are marked.\n\nExamples:\n  \
+                      shardcron jobs next jobs.toml\n  shardcron jobs next settle --count 20\n  \
+                      shardcron jobs next jobs.toml --from 2027-03-13T00:00:00Z --count 3 --json"
+    )]
     Next {
-        /// The job file
-        file: PathBuf,
+        /// The job file, a directory of them, or the name of an applied job
+        target: PathBuf,
         /// Strictly after this instant (RFC 3339); now if absent
-        #[arg(long)]
+        #[arg(long, value_name = "INSTANT")]
         from: Option<String>,
-        /// How many
-        #[arg(long, default_value_t = 5)]
+        /// How many firings of each job, 1 to 10000
+        #[arg(long, default_value_t = 5, value_parser = next::count)]
         count: usize,
     },
     /// Stop a job, a tier or everything from firing by itself
@@ -57,19 +70,13 @@ pub enum JobsCommand {
 pub async fn run(command: JobsCommand, config: Config, out: Out) -> Result<ExitCode> {
     match command {
         JobsCommand::Apply { file } => apply(&file, &config, out).await,
-        JobsCommand::Validate { file } => validate(&file, out),
+        JobsCommand::Validate { file } => validate::run(&file, out),
         JobsCommand::List => list(&config, out).await,
         JobsCommand::Show { job } => show(&job, &config, out).await,
-        JobsCommand::Next { file, from, count } => next(&file, from.as_deref(), count, out),
+        JobsCommand::Next { target, from, count } => next::run(&target, from.as_deref(), count, (&config, out)).await,
         JobsCommand::Pause(args) => super::pause::run(args, true, &config, out).await,
         JobsCommand::Resume(args) => super::pause::run(args, false, &config, out).await,
     }
-}
-
-/// Reads a job file; its faults are misuse, with the file's name before the line.
-pub fn read(file: &Path) -> Result<Vec<JobSpec>> {
-    let text = std::fs::read_to_string(file).map_err(|e| Misuse(format!("{} can't be read: {e}", file.display())))?;
-    shardcron_domain::jobfile::parse(&text).map_err(|e| Misuse(format!("{}, {e}", file.display())).into())
 }
 
 /// The jobs with the next instant that each schedule has from now.
@@ -78,7 +85,7 @@ pub fn with_next(jobs: Vec<JobSpec>, now_ms: i64) -> Result<Vec<(JobSpec, Option
         .map(|job| {
             let next = match &job.schedule {
                 Some(schedule) => schedule
-                    .compile()
+                    .compile_for(&job.name)
                     .and_then(|s| s.next_after(now_ms))
                     .with_context(|| format!("job '{}'", job.name))?,
                 None => None,
@@ -89,7 +96,7 @@ pub fn with_next(jobs: Vec<JobSpec>, now_ms: i64) -> Result<Vec<(JobSpec, Option
 }
 
 async fn apply(file: &Path, config: &Config, out: Out) -> Result<ExitCode> {
-    let jobs = with_next(read(file)?, now_ms())?;
+    let jobs = with_next(files::load(file)?.into_specs(), now_ms())?;
     let wired = connect_migrated(config).await?;
     let applied = wired.ports.ledger.apply_jobs(&jobs, &who(), now_ms()).await?;
     // As the ledger has them: a changed job keeps an instant that is due.
@@ -111,16 +118,7 @@ async fn apply(file: &Path, config: &Config, out: Out) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn validate(file: &Path, out: Out) -> Result<ExitCode> {
-    let jobs = read(file)?;
-    let names: Vec<&str> = jobs.iter().map(|j| j.name.as_str()).collect();
-    out.answer(&json!({ "valid": names }), || {
-        line(&format!("{}: {} valid ({})", file.display(), plural(names.len(), "job"), names.join(", ")))
-    });
-    Ok(ExitCode::SUCCESS)
-}
-
-fn plural(n: usize, word: &str) -> String {
+pub fn plural(n: usize, word: &str) -> String {
     if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") }
 }
 
@@ -141,7 +139,7 @@ async fn list(config: &Config, out: Out) -> Result<ExitCode> {
             around(job).map(|p| format!("paused by {} ({})", p.paused_by, p.scope)).unwrap_or_default()
         }
         // A next instant that has passed would be a lie (case A-05).
-        (_, _, Some(next)) if next < now - 5_000 => "overdue: no scheduler fires".into(),
+        (Ok(spec), _, Some(next)) if spec.due_at(next) < now - 5_000 => "overdue: no scheduler fires".into(),
         _ => "ok".into(),
     };
     let rows: Vec<serde_json::Value> = jobs
@@ -185,33 +183,4 @@ async fn show(name: &str, config: &Config, out: Out) -> Result<ExitCode> {
 pub async fn unknown(wired: &crate::wiring::Wired, name: &str) -> Result<anyhow::Error> {
     let jobs = wired.ports.ledger.jobs().await?;
     Ok(Misuse(shardcron_domain::trigger::unknown_job(name, jobs.iter().map(|j| j.name.as_str())).0).into())
-}
-
-fn next(file: &Path, from: Option<&str>, count: usize, out: Out) -> Result<ExitCode> {
-    let from_ms = from.map_or_else(|| Ok(now_ms()), |t| parse_instant(t).map_err(Misuse))?;
-    let mut answers = Vec::new();
-    for job in read(file)? {
-        let zone = job.schedule.as_ref().and_then(|s| s.timezone.clone()).unwrap_or_else(|| "UTC".into());
-        let mut instants = Vec::new();
-        if let Some(schedule) = &job.schedule {
-            let schedule = schedule.compile().with_context(|| format!("job '{}'", job.name))?;
-            let mut at = from_ms;
-            while instants.len() < count.min(10_000) {
-                let Some(next) = schedule.next_after(at).with_context(|| format!("job '{}'", job.name))? else { break };
-                instants.push(rfc3339(next));
-                at = next;
-            }
-        }
-        answers.push(json!({ "job": job.name, "zone": zone, "next": instants }));
-    }
-    out.answer(&answers, || {
-        for answer in &answers {
-            line(&format!("{} ({})", answer["job"].as_str().unwrap_or(""), answer["zone"].as_str().unwrap_or("")));
-            match answer["next"].as_array().filter(|n| !n.is_empty()) {
-                Some(instants) => instants.iter().for_each(|i| line(&format!("  {}", i.as_str().unwrap_or("")))),
-                None => line("  never by itself"),
-            }
-        }
-    });
-    Ok(ExitCode::SUCCESS)
 }

@@ -59,6 +59,11 @@ pub trait Ledger: crate::firing_port::FiringLedger {
     /// Decides and writes a batch of firings in one transaction under the fence: executions, their first
     /// `limits::SHARD_ROWS_PER_WRITE` shards, decisions, next instants. At most `limits::FIRINGS_PER_WRITE` intents.
     async fn fire(&self, epoch: Epoch, intents: &[FireIntent], now_ms: i64) -> Result<Vec<FireOutcome>>;
+    /// Of the given jobs, those that have no next instant and nothing that runs; with each, when its last execution ended or its
+    /// last instant was decided against, whichever is later. `None`: it never fired.
+    async fn idle_since(&self, jobs: &[JobId]) -> Result<Vec<(JobId, Option<i64>)>>;
+    /// Sets the next instant of jobs that have none and still have the version; returns those that it was set for.
+    async fn arm(&self, epoch: Epoch, arming: &[Arming]) -> Result<Vec<Arming>>;
     /// The decision under a fire key.
     async fn decision(&self, job: JobId, fire_key: &str) -> Result<Option<DecisionRow>>;
     /// Decisions of a job with nominal instants in `from..=to`, in their order.
@@ -82,6 +87,8 @@ pub trait Ledger: crate::firing_port::FiringLedger {
 
     /// What the shards of an execution share; `None` if there is no such execution.
     async fn execution_head(&self, execution: ExecutionId) -> Result<Option<ExecutionHead>>;
+    /// The same of many at once; those that do not exist are left out. An error if one of them can't be read.
+    async fn execution_heads(&self, executions: &[ExecutionId]) -> Result<Vec<ExecutionHead>>;
     /// Claims a batch. An attempt that is already running at this owner (the answer to an earlier call was lost) is claimed.
     async fn claim(&self, owner: Incarnation, attempts: &[AttemptRef], now_ms: i64) -> Result<Verdicts<Claimed>>;
     /// Records a batch of ends, with results, history, redispatches, dead letters and the executions' counters, in one

@@ -93,6 +93,17 @@ pub enum FireAction {
     },
 }
 
+/// The next instant of a job with a fixed delay, known since its last execution has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arming {
+    /// The job.
+    pub job: JobId,
+    /// The version whose delay it is.
+    pub version: u32,
+    /// The instant.
+    pub next_fire_ms: i64,
+}
+
 /// An execution to be made.
 #[derive(Clone, Debug)]
 pub struct NewExecution {

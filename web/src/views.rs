@@ -208,7 +208,8 @@ impl JobsView {
 impl JobView {
     /// Neither parameters nor the handler's text: they may hold what is not for everybody (case Z-05).
     fn new(job: JobRecord, health: Option<&Health>, now_ms: i64) -> Self {
-        let late_ms = job.next_fire_ms.map_or(0, |next| now_ms.saturating_sub(next));
+        let due_ms = job.next_fire_ms.map(|next| job.spec.as_ref().map_or(next, |spec| spec.due_at(next)));
+        let late_ms = due_ms.map_or(0, |due| now_ms.saturating_sub(due));
         let overdue = (late_ms > OVERDUE_MS && job.paused_by.is_none()).then(|| {
             let why = match health {
                 Some(health) if !health.has_leader() => "no leader",

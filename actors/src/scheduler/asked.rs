@@ -79,7 +79,7 @@ pub(super) async fn backfill(
     (request, fill, id): (&TriggerRequest, &BackfillRequest, &str),
 ) -> Result<NewBackfill, Refused> {
     let spec = spec(record)?;
-    let Some(schedule) = &spec.schedule else {
+    let Some(schedule) = spec.compiled_schedule().map_err(|e| e.to_string())? else {
         return Err(Refused::For(format!(
             "job '{}' has no schedule, so there are no instants to fill in; trigger it with \"at\" instead",
             record.name
@@ -93,7 +93,7 @@ pub(super) async fn backfill(
     };
     asked_execution(ExecutionId(ports.entropy.id()), spec, &asked)?;
     let range = fill.range(ports.clock.now_ms())?;
-    let instants = backfill::instants(&schedule.compile().map_err(|e| e.to_string())?, range)?;
+    let instants = backfill::instants(&schedule, range)?;
     let keys: Vec<String> = instants.iter().map(|ms| firing::schedule_key(*ms)).collect();
     let ran = ports.ledger.ran(record.id, &keys).await?.into_iter().collect();
     let plan = backfill::plan(&instants, &ran, fill.force, id);

@@ -180,7 +180,7 @@ impl Pump {
             Err(e) if e.is_transient() => return Ok(Handled::Again(e.to_string())),
             Err(e) => return Err(e.to_string()),
         };
-        account(job, &intent, &outcome, now_ms);
+        account(job, &intent, &outcome, now_ms - intent.nominal_ms);
         let reply = |outcome: &str, execution: Option<String>, message: String| {
             Handled::Answer(TriggerReply { outcome: outcome.into(), execution, message })
         };

@@ -1,6 +1,7 @@
 //! The scheduler process: a lease task and three actors, one arbiter each.
 
 mod asked;
+mod delays;
 mod dispatcher;
 mod external;
 mod round;

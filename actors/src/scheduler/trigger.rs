@@ -1,6 +1,7 @@
 //! Fires what is due. Everything it does is a batch in one ledger transaction under the leader's epoch; an instant's identity is
 //! its nominal time, never the time of waking (case S-19).
 
+use super::delays::{self, Delayed};
 use super::dispatcher::{DispatcherActor, NewExecution as Announce};
 use super::{Deposed, TermChanged, external, turns};
 use crate::guardian::Ping;
@@ -12,7 +13,7 @@ use shardcron_domain::firing::{self, DecisionKind, Intent};
 use shardcron_domain::job::JobSpec;
 use shardcron_domain::limits::FIRINGS_PER_WRITE;
 use shardcron_domain::plan::ShardPlan;
-use shardcron_domain::schedule::Schedule;
+use shardcron_domain::schedule::{ExceptionPool, Schedule};
 use shardcron_domain::wheel::Wheel;
 use shardcron_domain::{Epoch, ExecutionId, JobId};
 use shardcron_store::{
@@ -34,24 +35,31 @@ const IN_DOUBT: Duration = Duration::from_millis(100);
 
 /// A job that can fire.
 pub(super) struct Ready {
-    record: JobRecord,
+    id: JobId,
+    name: String,
+    pub(super) version: u32,
+    /// Without its schedule's text, which may hold a calendar.
     spec: JobSpec,
-    schedule: Option<Schedule>,
+    pub(super) schedule: Option<Schedule>,
+    /// The next instant. The wheel holds when it is to fire, which a jitter makes later.
+    next_ms: Option<i64>,
 }
 
 /// Holds all schedules and fires them.
 pub(super) struct TriggerActor {
-    ports: Ports,
+    pub(super) ports: Ports,
     dispatcher: Addr<DispatcherActor>,
-    deposed: Deposed,
+    pub(super) deposed: Deposed,
     term: Option<Term>,
     /// Ends the pump of the term's external triggers.
     pump: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
     /// Ends the rounds of the term over what waits and what follows.
     turns: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
-    jobs: HashMap<JobId, Ready>,
+    pub(super) jobs: HashMap<JobId, Ready>,
     revision: Option<i64>,
     wheel: Wheel,
+    /// Jobs with a fixed delay whose last execution has not ended, as far as is known.
+    pub(super) delayed: Delayed,
     /// Looked at and not yet written, oldest first.
     queue: VecDeque<Queued>,
     writing: bool,
@@ -81,6 +89,7 @@ impl TriggerActor {
             jobs: HashMap::new(),
             revision: None,
             wheel: Wheel::default(),
+            delayed: Delayed::default(),
             queue: VecDeque::new(),
             writing: false,
             loading: false,
@@ -91,7 +100,7 @@ impl TriggerActor {
         }
     }
 
-    fn epoch(&self) -> Option<Epoch> {
+    pub(super) fn epoch(&self) -> Option<Epoch> {
         self.term.as_ref().map(|t| t.epoch)
     }
 
@@ -115,7 +124,7 @@ impl TriggerActor {
     }
 
     /// Looks at what is due, queues it, and writes the next batch.
-    fn tick(&mut self, ctx: &mut Context<Self>) {
+    pub(super) fn tick(&mut self, ctx: &mut Context<Self>) {
         if let Some(timer) = self.timer.take() {
             ctx.cancel_future(timer);
         }
@@ -130,8 +139,8 @@ impl TriggerActor {
         }
         let now = self.ports.clock.now_ms();
         if self.queue.is_empty() && !self.writing && !self.loading {
-            for (job, next) in self.wheel.take_due(now, FIRINGS_PER_WRITE) {
-                self.look(job, next, now);
+            for (job, _) in self.wheel.take_due(now, FIRINGS_PER_WRITE) {
+                self.look(job, now);
             }
         }
         self.write(ctx);
@@ -142,9 +151,22 @@ impl TriggerActor {
         }
     }
 
-    fn look(&mut self, id: JobId, next_fire_ms: i64, now_ms: i64) {
-        let Some(ready) = self.jobs.get(&id) else { return };
+    /// Puts a job on the wheel for its next instant, or among those that wait for an end.
+    pub(super) fn plan(&mut self, id: JobId, next_ms: Option<i64>) {
+        let Some(ready) = self.jobs.get_mut(&id) else { return };
+        ready.next_ms = next_ms;
         let Some(schedule) = &ready.schedule else { return };
+        // What can't be computed is looked at by its instant, and found out there.
+        let due_ms = next_ms.map(|next| schedule.due_at(next).unwrap_or(next));
+        self.wheel.set(id, due_ms);
+        if next_ms.is_none() && schedule.delay_ms().is_some() {
+            self.delayed.wait(id);
+        }
+    }
+
+    fn look(&mut self, id: JobId, now_ms: i64) {
+        let Some(ready) = self.jobs.get(&id) else { return };
+        let (Some(schedule), Some(next_fire_ms)) = (&ready.schedule, ready.next_ms) else { return };
         match firing::due(schedule, &ready.spec.misfire, next_fire_ms, now_ms) {
             Ok(due) => {
                 let nominals: Vec<i64> = due.intents.iter().map(Intent::nominal_ms).collect();
@@ -158,7 +180,7 @@ impl TriggerActor {
             }
             Err(e) => {
                 // Never the silent end of a job: an alert now, a decision in the ledger, and the job's list shows it.
-                tracing::error!(job = %ready.record.name, error = %e, "the schedule can't be computed; the job will not fire by itself");
+                tracing::error!(job = %ready.name, error = %e, "the schedule can't be computed; the job will not fire by itself");
                 let intent = Intent::Record {
                     nominal_ms: next_fire_ms,
                     kind: DecisionKind::InvalidSchedule,
@@ -202,10 +224,12 @@ impl TriggerActor {
                 continue;
             }
             if let Some(next) = intent.next_fire_ms {
-                self.wheel.set(intent.job, next);
+                self.plan(intent.job, next);
             }
-            let name = self.jobs.get(&intent.job).map_or("", |r| r.record.name.as_str());
-            account(name, intent, &outcome, now);
+            let ready = self.jobs.get(&intent.job);
+            let name = ready.map_or("", |r| r.name.as_str());
+            let due_ms = ready.and_then(|r| r.schedule.as_ref()?.due_at(intent.nominal_ms).ok());
+            account(name, intent, &outcome, now - due_ms.unwrap_or(intent.nominal_ms));
             if let (FireOutcome::Fired(_), FireAction::Fire(new)) = (&outcome, &intent.action) {
                 announce(&self.dispatcher, new);
             }
@@ -239,9 +263,8 @@ impl TriggerActor {
     }
 }
 
-/// Notes an outcome in the log and the metrics.
-pub(super) fn account(job: &str, intent: &FireIntent, outcome: &FireOutcome, now_ms: i64) {
-    let lateness_ms = now_ms - intent.nominal_ms;
+/// Notes an outcome in the log and the metrics. The lateness is counted from when it was to fire.
+pub(super) fn account(job: &str, intent: &FireIntent, outcome: &FireOutcome, lateness_ms: i64) {
     match outcome {
         FireOutcome::Fired(execution) => {
             telemetry::decision("fired");
@@ -287,8 +310,8 @@ fn scheduled_intent(ready: &Ready, intent: Intent, id: uuid::Uuid) -> FireIntent
         },
     };
     FireIntent {
-        job: ready.record.id,
-        version: ready.record.version,
+        job: ready.id,
+        version: ready.version,
         fire_key: firing::schedule_key(nominal_ms),
         nominal_ms,
         scheduled: true,
@@ -324,6 +347,7 @@ impl Actor for TriggerActor {
                 .ports
                 .run(async move { ledger.jobs_revision().await }, move |result| tell(me, Revision { epoch, result }));
         });
+        ctx.run_interval(delays::LOOK_EVERY, |actor, ctx| actor.look_at_delayed(ctx));
     }
 }
 
@@ -343,6 +367,7 @@ impl Handler<TermChanged> for TriggerActor {
         self.jobs.clear();
         self.queue.clear();
         self.wheel = Wheel::default();
+        self.delayed = Delayed::default();
         self.revision = None;
         (self.writing, self.loading, self.reload, self.backoff) = (false, false, false, None);
         if self.term.is_some() && self.finish.is_none() {
@@ -396,9 +421,12 @@ impl Handler<Loaded> for TriggerActor {
                 self.revision = Some(revision);
                 self.jobs.clear();
                 self.wheel = Wheel::default();
+                self.delayed.clear();
+                let mut pool = ExceptionPool::default();
                 for record in records {
-                    self.take_in(record);
+                    self.take_in(record, &mut pool);
                 }
+                self.look_at_delayed(ctx);
                 tracing::debug!(jobs = self.jobs.len(), scheduled = self.wheel.len(), "jobs loaded");
                 self.tick(ctx);
             }
@@ -414,26 +442,29 @@ impl Handler<Loaded> for TriggerActor {
 }
 
 impl TriggerActor {
-    fn take_in(&mut self, record: JobRecord) {
-        let spec = match &record.spec {
-            Ok(spec) => spec.clone(),
+    fn take_in(&mut self, record: JobRecord, pool: &mut ExceptionPool) {
+        let mut spec = match record.spec {
+            Ok(spec) => spec,
             Err(fault) => {
                 // One unreadable row must not stop the others (case M-06).
                 tracing::error!(job = %record.name, fault = %fault, "this job can't be read and will not fire; apply it again");
                 return;
             }
         };
-        let schedule = match spec.schedule.as_ref().map(|s| s.compile()).transpose() {
+        let mut schedule = match spec.compiled_schedule() {
             Ok(schedule) => schedule,
             Err(e) => {
                 tracing::error!(job = %record.name, error = %e, "this job's schedule can't be used; it will not fire by itself");
                 None
             }
         };
-        if schedule.is_some() {
-            self.wheel.set(record.id, record.next_fire_ms);
+        if let Some(schedule) = &mut schedule {
+            schedule.share(pool);
         }
-        self.jobs.insert(record.id, Ready { record, spec, schedule });
+        spec.schedule = None;
+        let JobRecord { id, name, version, next_fire_ms, .. } = record;
+        self.jobs.insert(id, Ready { id, name, version, spec, schedule, next_ms: None });
+        self.plan(id, next_fire_ms);
     }
 }
 

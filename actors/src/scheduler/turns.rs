@@ -199,7 +199,7 @@ impl Turns {
             let now_ms = self.ports.clock.now_ms();
             let outcomes = self.ports.ledger.fire(self.term.epoch, &plain, now_ms).await?;
             for ((job, intent), outcome) in batch.iter().zip(outcomes) {
-                account(job, intent, &outcome, now_ms);
+                account(job, intent, &outcome, now_ms - intent.nominal_ms);
                 if let (FireOutcome::Fired(_), FireAction::Fire(new)) = (&outcome, &intent.action) {
                     announce(&self.dispatcher, new);
                 }

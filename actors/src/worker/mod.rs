@@ -107,7 +107,8 @@ impl Worker {
         let (ended_tx, ended) = watch::channel(None);
         let mut stages: Vec<Stage> = (0..2).map(|_| ports.io.stage()).collect();
 
-        let actor = recorder::RecorderActor::new(ports.clone(), incarnation);
+        let heads = Heads::new(ports.ledger.clone());
+        let actor = recorder::RecorderActor::new(ports.clone(), heads.clone(), incarnation);
         let recorder = stages[0].start(actor);
         let mut watched = vec![("recorder", recorder.clone().recipient())];
         let mut consumers = Vec::new();
@@ -115,7 +116,7 @@ impl Worker {
             let stage = ports.io.stage();
             let parts = consumer::Parts {
                 ports: ports.clone(),
-                heads: Heads::new(ports.ledger.clone()),
+                heads: heads.clone(),
                 resolve: options.resolve.clone(),
                 owner: incarnation,
                 tier: tier.clone(),

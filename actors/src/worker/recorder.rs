@@ -6,6 +6,7 @@
 
 use super::consumer::ConsumerActor;
 use crate::guardian::Ping;
+use crate::heads::Heads;
 use crate::ports::{Ports, tell};
 use crate::telemetry;
 use actix::prelude::*;
@@ -82,6 +83,7 @@ impl<T> Lane<T> {
 
 pub(super) struct RecorderActor {
     ports: Ports,
+    heads: Heads,
     owner: Incarnation,
     claims: Lane<AttemptRef>,
     ends: Lane<Ended>,
@@ -89,8 +91,8 @@ pub(super) struct RecorderActor {
 }
 
 impl RecorderActor {
-    pub(super) fn new(ports: Ports, owner: Incarnation) -> Self {
-        RecorderActor { ports, owner, claims: Lane::default(), ends: Lane::default(), flushed: Vec::new() }
+    pub(super) fn new(ports: Ports, heads: Heads, owner: Incarnation) -> Self {
+        RecorderActor { ports, heads, owner, claims: Lane::default(), ends: Lane::default(), flushed: Vec::new() }
     }
 
     fn commit_claims(&mut self, now: bool, ctx: &mut Context<Self>) {
@@ -104,11 +106,13 @@ impl RecorderActor {
             }
             return;
         };
-        let (ports, owner, me) = (self.ports.clone(), self.owner, ctx.address());
+        let (ports, heads, owner, me) = (self.ports.clone(), self.heads.clone(), self.owner, ctx.address());
         self.ports.io.spawn(async move {
             let attempts: Vec<AttemptRef> = batch.iter().map(|(a, _)| *a).collect();
             let span = tracing::info_span!("claim", entries = attempts.len());
             let verdicts = claim(&ports, owner, &attempts).instrument(span).await;
+            let granted = attempts.iter().zip(&verdicts).filter(|(_, verdict)| verdict.is_ok());
+            heads.warm(granted.map(|(attempt, _)| attempt.execution)).await;
             let answers = batch.into_iter().zip(verdicts).map(|((attempt, from), verdict)| ((attempt, verdict), from));
             for (from, answers) in by_consumer(answers) {
                 tell(from, ClaimsSettled(answers)).await;

@@ -30,7 +30,8 @@ const WAITING_BATCHES: usize = 2;
 /// lapin does not always say that a channel has died, so it is asked.
 const WATCHDOG: Duration = Duration::from_millis(500);
 const RETRY_FIRST: Duration = Duration::from_millis(50);
-const RETRY_MAX: Duration = Duration::from_secs(5);
+/// Comes on top of the connection's own pause; see there.
+const RETRY_MAX: Duration = Duration::from_secs(1);
 /// A refusal needs a person, who needs longer (case D-05: at most one try in a second).
 const REFUSED_FIRST: Duration = Duration::from_secs(2);
 const REFUSED_MAX: Duration = Duration::from_secs(10);

@@ -12,7 +12,7 @@ pub(super) const YEARS: std::ops::RangeInclusive<i32> = 1970..=9999;
 const DAY_S: i64 = 86_400;
 
 /// A pattern, read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Calendar {
     /// Bit *n*: second *n*.
     pub seconds: u64,
@@ -32,7 +32,7 @@ pub(super) struct Calendar {
 pub(super) type Years = Box<[(i32, i32, i32)]>;
 
 /// The two day fields.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Days {
     /// Bit *n*: day *n* of the month, from 1.
     pub of_month: u32,
@@ -123,6 +123,14 @@ impl Calendar {
         let date = self.next_date(date.succ_opt()?)?;
         let midnight = date.and_time(chrono::NaiveTime::MIN).and_utc().timestamp();
         Some(midnight + i64::from(self.next_time(0)?))
+    }
+
+    /// Whether it names this local time.
+    pub fn holds(&self, wall: i64) -> bool {
+        let day = wall.div_euclid(DAY_S);
+        let second = (wall - day * DAY_S) as u32;
+        self.next_time(second) == Some(second)
+            && DateTime::from_timestamp(day * DAY_S, 0).is_some_and(|midnight| self.matches(midnight.date_naive()))
     }
 
     /// The first matching second of a day that is `from` or later.

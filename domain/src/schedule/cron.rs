@@ -1,6 +1,7 @@
 //! Cron in a zone: the calendar's local times, mapped to instants by our rule for clock changes (see the module above).
 
 use super::calendar::{Calendar, YEARS};
+use super::except::wall_time;
 use super::zone::{self, Change, Local};
 use super::{DstSpec, Fold, Gap, ScheduleError};
 use chrono::{NaiveDate, NaiveTime};
@@ -49,6 +50,33 @@ impl CronSchedule {
     #[must_use]
     pub fn timezone(&self) -> Tz {
         self.tz
+    }
+
+    /// What a change of the clock does on the day of one of its instants (in seconds).
+    pub(super) fn clock_change(&self, instant: i64) -> Option<String> {
+        let change = zone::change_on_day(self.tz, instant)?;
+        let (old, new) = (change.at + change.before, change.at + change.after);
+        let turned = format!("{} to {}", wall_time(old), wall_time(new));
+        let wall = instant + zone::offset_at(self.tz, instant);
+        if new > old {
+            let missing = self.calendar.next(old).filter(|w| *w < new && instant == change.at && self.moves(change));
+            return Some(match missing {
+                Some(missing) => format!(
+                    "clocks go forward from {turned}: {} does not exist, fires {}",
+                    wall_time(missing),
+                    wall_time(wall)
+                ),
+                None => format!("clocks go forward from {turned}"),
+            });
+        }
+        let which = match (self.fold, instant < change.at) {
+            _ if !(new..old).contains(&wall) => "",
+            (Fold::First, _) => ": this time comes twice, fires the first time",
+            (Fold::Second, _) => ": this time comes twice, fires the second time",
+            (Fold::Both, true) => ": the first time",
+            (Fold::Both, false) => ": the second time",
+        };
+        Some(format!("clocks go back from {turned}{which}"))
     }
 
     /// The first instant strictly after `after_ms`.

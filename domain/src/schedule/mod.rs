@@ -28,6 +28,13 @@
 //! (half a gigabyte at 100,000 jobs), ends at the year 5000, takes 28 ms to see that a date is impossible, ORs `*/2` with a
 //! weekday, treats lists of hours as wildcards in a repeated hour, and reads `1,,2` and `MON * * * *`.
 //!
+//! # Around the pattern
+//!
+//! `from` and `until` (both included) bound any schedule but `at`. `except` names instants that are skipped (`except.rs`): they stay
+//! instants of the schedule, come out of [`Schedule::next_after`], and get a decision of their own. `jitter` moves the time of
+//! firing, never the instant ([`Schedule::due_at`]). `delay` has one instant at a time: it exists once the execution before it has
+//! ended ([`Schedule::next_after_end`]).
+//!
 //! # Where the shared cases leave a choice
 //!
 //! `tests/cases/cron.json` lists, for some cases, other outcomes that would do if documented. None of them is taken: all its
@@ -35,18 +42,26 @@
 //! are fixed-time, macros are read in any case, the year 9999 is read, and an impossible date is never due rather than refused.
 
 mod calendar;
+mod coming;
 mod cron;
+mod except;
 mod field;
 mod grammar;
+mod timeline;
 mod zone;
 
+pub use coming::{Coming, coming};
 pub use cron::CronSchedule;
+pub use except::{ExceptionPool, calendar_lines};
+pub use timeline::Schedule;
 
 use crate::units::Span;
 use chrono_tz::Tz;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use timeline::{Kind, Rules};
 
-/// When a job fires by itself: exactly one of `cron`, `every` and `at`.
+/// When a job fires by itself: exactly one of `cron`, `every`, `delay` and `at`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleSpec {
@@ -60,6 +75,10 @@ pub struct ScheduleSpec {
     /// being told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anchor: Option<String>,
+    /// A fixed delay: the job is due this long after the end of its last execution, however that was fired; at once if it never
+    /// ran. Its one instant exists only when that end is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delay: Option<Span>,
     /// One instant: in RFC 3339 with its offset, or a local time such as `2026-12-25T08:00:00` beside `timezone`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
@@ -69,6 +88,22 @@ pub struct ScheduleSpec {
     /// What a change of the clock does to a cron schedule, where it shall differ from the rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dst: Option<DstSpec>,
+    /// Nothing is due before this instant, written as `at` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Nothing is due after this instant, written as `at` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<String>,
+    /// Instants that are skipped: `"2026-12-25"`, `"2026-12-24..2026-12-31"`, `"cron: * * * * 6,0"`, `"calendar: holidays.txt"`.
+    /// Days are those of `timezone` (UTC if absent).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub except: Vec<String>,
+    /// The lines of the calendars that `except` names, frozen when the job is applied.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub calendars: BTreeMap<String, Vec<String>>,
+    /// Each instant fires up to this much later: always as much for the same job and instant, never past the next instant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jitter: Option<Span>,
 }
 
 /// What a change of the clock does to a cron schedule. What is absent follows the rule of the module's table.
@@ -110,76 +145,98 @@ pub enum Fold {
 #[error("{0}")]
 pub struct ScheduleError(pub String);
 
-/// A schedule that is ready to be asked.
-#[derive(Clone, Debug)]
-pub enum Schedule {
-    /// By calendar.
-    Cron(Box<CronSchedule>),
-    /// Every so many milliseconds from the anchor.
-    Every {
-        /// The period.
-        every_ms: i64,
-        /// An instant that is due.
-        anchor_ms: i64,
-    },
-    /// Once.
-    At(i64),
-}
-
 impl ScheduleSpec {
-    /// Reads the specification.
+    /// Takes in the calendars that `except` names and that are not there yet. `calendar` gives the text of one by its name.
+    ///
+    /// # Errors
+    /// Which calendar, its line, and what is wrong.
+    pub fn freeze_calendars(&mut self, calendar: &dyn Fn(&str) -> Result<String, String>) -> Result<(), String> {
+        for entry in &self.except {
+            let Some(name) = entry.trim().strip_prefix("calendar:").map(str::trim) else { continue };
+            if !self.calendars.contains_key(name) {
+                let lines =
+                    calendar_lines(&calendar(name)?).map_err(|(line, m)| format!("{name}, line {line}: {m}"))?;
+                self.calendars.insert(name.to_owned(), lines);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the specification, for a job without a name: its jitter is that of the empty name.
     ///
     /// # Errors
     /// A sentence that says what is wrong and what would be right.
     pub fn compile(&self) -> Result<Schedule, ScheduleError> {
-        let fault = |m: &str| Err(ScheduleError(m.into()));
+        self.compile_for("")
+    }
+
+    /// Reads the specification of a job.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong and what would be right.
+    pub fn compile_for(&self, job: &str) -> Result<Schedule, ScheduleError> {
+        let tz = self.timezone.as_deref().map(zone::parse).transpose().map_err(ScheduleError)?;
+        let kind = self.kind(tz)?;
+        if matches!(kind, Kind::At(_)) && (self.from.is_some() || self.until.is_some() || !self.except.is_empty()) {
+            return fault("at names one instant; from, until and except go with cron, every and delay only");
+        }
+        let instant = |key: &str, text: &Option<String>| match text {
+            Some(text) => zone::parse_instant(text, tz).map(Some).map_err(|m| ScheduleError(format!("{key}: {m}"))),
+            None => Ok(None),
+        };
+        let (from, until) = (instant("from", &self.from)?, instant("until", &self.until)?);
+        if let (Some(from), Some(until)) = (from, until)
+            && until < from
+        {
+            return fault("until is before from, so that nothing would ever be due");
+        }
+        let except = except::Exceptions::read(&self.except, &self.calendars).map_err(ScheduleError)?;
+        let jitter_ms = self.jitter.map_or(0, Span::as_ms);
+        Ok(Schedule::new(kind, Rules::new((from, until), except, tz.unwrap_or(Tz::UTC), (jitter_ms, job))))
+    }
+
+    fn kind(&self, tz: Option<Tz>) -> Result<Kind, ScheduleError> {
         if self.anchor.is_some() && self.every.is_none() {
             return fault("anchor is where a fixed rate is counted from; it goes with every only");
         }
         if self.dst.is_some() && self.cron.is_none() {
             return fault("dst says what a change of the clock does to a cron pattern; it goes with cron only");
         }
-        let tz = self.timezone.as_deref().map(zone::parse).transpose().map_err(ScheduleError)?;
-        match (&self.cron, self.every, &self.at) {
-            (Some(pattern), None, None) => {
+        match (&self.cron, self.every, self.delay, &self.at) {
+            (Some(pattern), None, None, None) => {
                 let dst = self.dst.unwrap_or_default();
-                Ok(Schedule::Cron(Box::new(CronSchedule::new(pattern, tz.unwrap_or(Tz::UTC), dst)?)))
+                Ok(Kind::Cron(Box::new(CronSchedule::new(pattern, tz.unwrap_or(Tz::UTC), dst)?)))
             }
-            (None, Some(Span(0)), None) => fault("every = \"0s\" would fire without end; the span must be longer"),
-            (None, Some(every), None) => {
+            (None, Some(Span(0)), None, None) => {
+                fault("every = \"0s\" would fire without end; the span must be longer")
+            }
+            (None, Some(every), None, None) => {
                 let anchor_ms = match &self.anchor {
                     Some(text) => zone::parse_instant(text, tz).map_err(ScheduleError)?,
                     None => 0,
                 };
-                Ok(Schedule::Every { every_ms: every.as_ms(), anchor_ms })
+                Ok(Kind::Every { every_ms: every.as_ms(), anchor_ms })
             }
-            (None, None, Some(text)) => Ok(Schedule::At(zone::parse_instant(text, tz).map_err(ScheduleError)?)),
-            _ => fault("a schedule has exactly one of cron, every and at"),
+            (None, None, Some(Span(0)), None) => {
+                fault("delay = \"0s\" would run the job without a pause; the span must be longer")
+            }
+            (None, None, Some(delay), None) => Ok(Kind::Delay(delay.as_ms())),
+            (None, None, None, Some(text)) => Ok(Kind::At(zone::parse_instant(text, tz).map_err(ScheduleError)?)),
+            _ => fault("a schedule has exactly one of cron, every, delay and at"),
         }
     }
 }
 
-impl Schedule {
-    /// The first instant strictly after `after_ms`; `None` if there is none ever.
-    ///
-    /// # Errors
-    /// The calendar could not be computed; never "there is none".
-    pub fn next_after(&self, after_ms: i64) -> Result<Option<i64>, ScheduleError> {
-        let next = match self {
-            Schedule::Every { every_ms, anchor_ms } => {
-                let since = i128::from(after_ms) - i128::from(*anchor_ms);
-                let every = i128::from(*every_ms);
-                i64::try_from(i128::from(*anchor_ms) + (since.div_euclid(every) + 1) * every).ok()
-            }
-            Schedule::At(at_ms) => Some(*at_ms).filter(|at| *at > after_ms),
-            Schedule::Cron(cron) => cron.next_after(after_ms)?,
-        };
-        match next {
-            // A caller would spin on this for ever (case S-05), so it is an error even where it can't happen.
-            Some(instant) if instant <= after_ms => {
-                Err(ScheduleError(format!("the instant after {after_ms} ms was computed as {instant} ms")))
-            }
-            other => Ok(other),
-        }
+/// An instant as the clocks in a zone show it, for people: weekday, date, time and the zone's abbreviation. UTC if the name is none.
+#[must_use]
+pub fn local_time(zone: Option<&str>, instant_ms: i64) -> String {
+    let tz = zone.and_then(|name| zone::parse(name).ok()).unwrap_or(Tz::UTC);
+    match chrono::DateTime::from_timestamp_millis(instant_ms) {
+        Some(instant) => instant.with_timezone(&tz).format("%a %Y-%m-%d %H:%M:%S %Z").to_string(),
+        None => format!("{instant_ms} ms"),
     }
+}
+
+fn fault<T>(message: &str) -> Result<T, ScheduleError> {
+    Err(ScheduleError(message.into()))
 }

@@ -96,6 +96,20 @@ pub(super) fn change_between(tz: Tz, first: i64, second: i64) -> Change {
     Change { at: new, before, after }
 }
 
+/// The change of the clock on the local day of an instant.
+pub(super) fn change_on_day(tz: Tz, instant: i64) -> Option<Change> {
+    const DAY_S: i64 = 86_400;
+    let wall = instant + offset_at(tz, instant);
+    let day = wall.div_euclid(DAY_S);
+    // A day has up to 25 hours, and its first hour may be missing.
+    let (start, end) = (instant - wall.rem_euclid(DAY_S) - 1, instant - wall.rem_euclid(DAY_S) + DAY_S + 3_600);
+    let middle = [start, instant, end];
+    let pair = middle.windows(2).find(|pair| offset_at(tz, pair[0]) != offset_at(tz, pair[1]))?;
+    let change = change_between(tz, pair[0], pair[1]);
+    let on = |offset: i64| (change.at + offset).div_euclid(DAY_S) == day;
+    (on(change.before) || on(change.after)).then_some(change)
+}
+
 /// Reads an instant: RFC 3339 with an offset, or a local time in a zone.
 ///
 /// An ambiguous local time is its first pass (RFC 5545, 3.3.5). One that does not exist is refused: RFC 5545 would move it,

@@ -325,6 +325,9 @@ impl<P: Port> Ledger for Narrow<P> {
     async fn execution_head(&self, _: ExecutionId) -> Result<Option<ExecutionHead>> {
         not_here()
     }
+    async fn execution_heads(&self, _: &[ExecutionId]) -> Result<Vec<ExecutionHead>> {
+        not_here()
+    }
     async fn claim(&self, _: Incarnation, _: &[AttemptRef], _: i64) -> Result<Verdicts<Claimed>> {
         not_here()
     }

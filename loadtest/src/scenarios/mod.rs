@@ -1,13 +1,22 @@
 //! The scenarios, one file each.
 
+pub mod precision;
 pub mod throughput;
 pub mod worker_kill;
 
-const SCENARIOS: [(&str, &str); 2] = [
+const SCENARIOS: [(&str, &str); 4] = [
     ("throughput", "no-op shards end to end in a cluster, beside what RabbitMQ and the database can do alone"),
+    (
+        "precision",
+        "many jobs on one scheduler: how late they fire, and what thousands due in one second do to the others",
+    ),
     (
         "worker-kill",
         "workers killed at random under load and replaced; the oracle counts what was lost or recorded twice",
+    ),
+    (
+        "faults",
+        "each fault on each part, in the middle of load: what was lost, doubled or missed, and the time to recover",
     ),
 ];
 

@@ -3,7 +3,7 @@
 use crate::cluster::{self, ClusterOptions};
 use crate::report::{self, Machine, Percentiles, Throughput};
 use crate::services::ServiceArgs;
-use crate::session::{Session, Voice};
+use crate::session::{Session, TIER, Voice};
 use crate::{ceilings, oracle, procfs};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -58,7 +58,7 @@ pub async fn run(args: ThroughputArgs) -> Result<bool> {
     let voice = Voice::new(args.json);
     let mut session = Session::open(args.services, ClusterOptions::default(), voice).await?;
     let measured = measure(&mut session, args.shards, (args.workers, args.samples)).await;
-    let closed = session.close().await;
+    let closed = session.close(&[TIER]).await;
     let (answer, clean) = measured?;
     closed?;
     if args.json {

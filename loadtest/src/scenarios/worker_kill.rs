@@ -4,7 +4,7 @@ use crate::cluster::{ClusterOptions, Role};
 use crate::oracle;
 use crate::report::{self, WorkerKill};
 use crate::services::ServiceArgs;
-use crate::session::{Session, Voice};
+use crate::session::{Session, TIER, Voice};
 use anyhow::{Context, Result};
 use clap::Args;
 use rand::rngs::StdRng;
@@ -72,7 +72,7 @@ pub async fn run(args: WorkerKillArgs) -> Result<bool> {
     let seconds = args.minutes.map(|m| m * 60).or(args.seconds).unwrap_or(60);
     let mut session = Session::open(args.services, options(), voice).await?;
     let run = load(&mut session, Duration::from_secs(seconds), (args.workers, seed)).await;
-    let closed = session.close().await;
+    let closed = session.close(&[TIER]).await;
     let (answer, clean) = run.with_context(|| format!("with seed {seed}"))?;
     closed?;
     if args.json {

@@ -171,9 +171,15 @@ impl Db {
             })
             .after_connect(|connection, _| {
                 Box::pin(async move {
+                    // A process that is frozen, or cut off without a word, within a transaction keeps its locks as long as the server
+                    // waits for its next statement: the shards of such a worker could not be taken over, and the leader's row would
+                    // let nobody else lead. We never leave a transaction idle for longer than it takes to send the next statement.
                     // Strict mode: without it, a text that is too long is cut and becomes a "duplicate" (case I-03).
+                    // The comments are read by MariaDB alone and by MySQL alone. MySQL knows only idleness as such, so there the
+                    // pool's idle connections end, too; a new one is made when it is needed.
                     let setup = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-                                 SET SESSION innodb_lock_wait_timeout = 10; \
+                                 SET SESSION innodb_lock_wait_timeout = 10 \
+                                 /*M!100300 , SESSION idle_transaction_timeout = 3 */ /*!80000 , SESSION wait_timeout = 3 */; \
                                  SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')";
                     sqlx::raw_sql(setup).execute(connection).await.map(drop)
                 })
@@ -408,5 +414,31 @@ fn create_private(path: &Path) -> Outcome<()> {
             store: "ledger",
             detail: format!("the file {} can't be made: {e}", path.display()),
         })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sql::SqlOptions;
+
+    /// A worker or leader that is frozen within a transaction must not keep the others out for as long as it sleeps.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_stands_still_within_a_transaction_loses_its_locks() {
+        let url = tokio::task::spawn_blocking(|| testkit::shared().fresh_database()).await.expect("a database");
+        let [frozen, other] = [1, 2].map(|_| SqlOptions { max_connections: 2, ..SqlOptions::default() });
+        let (frozen, other) =
+            (Db::mysql(&url, &frozen).await.expect("connect"), Db::mysql(&url, &other).await.expect("connect"));
+        other
+            .script("CREATE TABLE t (id INT PRIMARY KEY, n INT) ENGINE=InnoDB; INSERT INTO t VALUES (1, 0)")
+            .await
+            .expect("t");
+        let mut held = frozen.begin().await.expect("begin");
+        held.run("UPDATE t SET n = n + 1 WHERE id = 1", &[]).await.expect("the lock");
+        // Would fail after `innodb_lock_wait_timeout`, which is 10 s here.
+        other.run("UPDATE t SET n = n + 10 WHERE id = 1", &[]).await.expect("the row is free in time");
+        assert!(held.commit().await.is_err(), "who wakes up is told that nothing of it counts");
+        let rows = other.rows("SELECT n FROM t WHERE id = 1", &[]).await.expect("the row");
+        assert_eq!(rows, [Row(vec![Value::Int(10)])]);
     }
 }

@@ -6,7 +6,7 @@ use crate::rows::Claimed;
 use crate::sql::SqlLedger;
 use crate::sql::fault::{Fault, Outcome};
 use crate::sql::pool::Tx;
-use crate::sql::value::{hex, number_list};
+use crate::sql::value::{hex, id_list, number_list};
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::shard::{Event, Phase, Rejection, apply};
 use shardcron_domain::{AttemptRef, ExecutionId, Incarnation, ShardRef};
@@ -29,15 +29,13 @@ impl SqlLedger {
         // In the primary key's order, so that two batches never wait for each other in a circle.
         groups.values_mut().for_each(|indexes| indexes.sort_unstable());
         let fresh = groups.keys().all(|(_, attempt)| *attempt == 1) && distinct.len() == attempts.len();
-        if let (true, [(key, indexes)]) = (fresh, groups.iter().collect::<Vec<_>>().as_slice()) {
-            let update = claim_statement(**key, indexes, (owner, now_ms));
-            if self.db.raw(&update).await? == attempts.len() as u64 {
-                return Ok(attempts.iter().map(|_| Ok(Claimed { checkpoint: None })).collect());
-            }
+        let statements = claim_statements(&groups, (owner, now_ms));
+        if let (true, [update]) = (fresh, statements.as_slice())
+            && self.db.raw(update).await? == attempts.len() as u64
+        {
+            return Ok(attempts.iter().map(|_| Ok(Claimed { checkpoint: None })).collect());
         }
         let mut tx = self.db.begin().await?;
-        let statements: Vec<String> =
-            groups.iter().map(|(key, indexes)| claim_statement(*key, indexes, (owner, now_ms))).collect();
         let (matched, _) = tx.raw_batch(&statements).await?;
         let verdicts = if fresh && matched.iter().sum::<u64>() == attempts.len() as u64 {
             attempts.iter().map(|_| Ok(Claimed { checkpoint: None })).collect()
@@ -49,18 +47,23 @@ impl SqlLedger {
     }
 }
 
-fn claim_statement(
-    (execution, attempt): (ExecutionId, u32),
-    indexes: &[u32],
-    (owner, now_ms): (Incarnation, i64),
-) -> String {
-    format!(
-        "UPDATE shards SET state = 1, owner = {}, claimed_ms = {now_ms} WHERE execution_id = {} AND shard_index IN ({}) \
-         AND attempt = {attempt} AND state = 0 AND not_before_ms <= {now_ms}",
-        hex(owner.as_bytes()),
-        hex(execution.as_bytes()),
-        number_list(indexes)
-    )
+/// One statement for all executions of which the same shards are claimed: with many small executions due at once, that is one
+/// for the whole batch instead of one for each.
+fn claim_statements(groups: &Groups, (owner, now_ms): (Incarnation, i64)) -> Vec<String> {
+    let mut alike: BTreeMap<(u32, &[u32]), Vec<&ExecutionId>> = BTreeMap::new();
+    for ((execution, attempt), indexes) in groups {
+        alike.entry((*attempt, indexes)).or_default().push(execution);
+    }
+    let owner = hex(owner.as_bytes());
+    let statement = |((attempt, indexes), executions): ((u32, &[u32]), Vec<&ExecutionId>)| {
+        format!(
+            "UPDATE shards SET state = 1, owner = {owner}, claimed_ms = {now_ms} WHERE execution_id IN ({}) \
+             AND shard_index IN ({}) AND attempt = {attempt} AND state = 0 AND not_before_ms <= {now_ms}",
+            id_list(executions.into_iter().map(ExecutionId::as_bytes)),
+            number_list(indexes)
+        )
+    };
+    alike.into_iter().map(statement).collect()
 }
 
 /// One verdict for each entry, from the rows as they stand after the claim. What runs at this owner under the named attempt is

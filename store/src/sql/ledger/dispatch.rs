@@ -8,7 +8,7 @@ use crate::rows::{ActiveExecution, ExecutionHead, Redispatch};
 use crate::sql::SqlLedger;
 use crate::sql::bulk::Bulk;
 use crate::sql::fault::{Fault, Outcome};
-use crate::sql::value::{hex, id_list};
+use crate::sql::value::{Row, hex, id_list};
 use shardcron_domain::limits::SHARD_ROWS_PER_WRITE;
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, JobId};
 use std::collections::BTreeMap;
@@ -96,13 +96,20 @@ impl SqlLedger {
             let mark = marks.entry(*execution).or_default();
             *mark = (*mark).max(*below);
         }
-        if !marks.is_empty() {
-            let mut cases = String::new();
-            for (execution, below) in &marks {
-                let _ = write!(cases, " WHEN {} THEN {below}", hex(execution.as_bytes()));
-            }
+        if let Some(first) = marks.values().next() {
+            // Many small executions are all marked alike; a CASE over them would be looked through for each.
+            let mark = if marks.values().all(|below| below == first) {
+                first.to_string()
+            } else {
+                let mut cases = String::from("CASE id");
+                for (execution, below) in &marks {
+                    // Writing to a String can't fail.
+                    let _ = write!(cases, " WHEN {} THEN {below}", hex(execution.as_bytes()));
+                }
+                cases + " END"
+            };
             let list = id_list(marks.keys().map(ExecutionId::as_bytes));
-            let set = format!("dispatched = {greatest}(dispatched, CASE id{cases} END)");
+            let set = format!("dispatched = {greatest}(dispatched, {mark})");
             tx.raw(&format!("UPDATE executions SET {set} WHERE id IN ({list})")).await?;
         }
         tx.commit().await
@@ -186,26 +193,34 @@ impl SqlLedger {
         Ok((found, moved))
     }
 
-    pub(super) async fn read_head(&self, execution: ExecutionId) -> Outcome<Option<ExecutionHead>> {
-        let sql = "SELECT e.job_id, e.version, e.plan, e.params, e.fire_key, e.nominal_ms, v.spec FROM executions e \
-                   LEFT JOIN job_versions v ON v.job_id = e.job_id AND v.version = e.version WHERE e.id = ?";
-        let rows = self.db.rows(sql, &[execution.as_bytes().into()]).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let unreadable =
-            |what: &str, e: serde_json::Error| Fault::corrupt(format!("{what} of execution {execution}: {e}"));
-        let version = row.count(1)?;
-        let Some(spec) = row.opt_text(6)? else {
-            return Err(Fault::invalid(format!("version {version} of the job of execution {execution} is gone")));
-        };
-        Ok(Some(ExecutionHead {
-            id: execution,
-            job: JobId(row.int(0)?),
-            spec: serde_json::from_str(&spec).map_err(|e| unreadable("the specification", e))?,
-            version,
-            plan: serde_json::from_str(&row.text(2)?).map_err(|e| unreadable("the plan", e))?,
-            params: serde_json::from_str(&row.text(3)?).map_err(|e| unreadable("the parameters", e))?,
-            fire_key: row.text(4)?,
-            nominal_ms: row.int(5)?,
-        }))
+    pub(super) async fn read_heads(&self, executions: &[ExecutionId]) -> Outcome<Vec<ExecutionHead>> {
+        if executions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sql = format!(
+            "SELECT e.job_id, e.version, e.plan, e.params, e.fire_key, e.nominal_ms, v.spec, e.id FROM executions e \
+             LEFT JOIN job_versions v ON v.job_id = e.job_id AND v.version = e.version WHERE e.id IN ({})",
+            id_list(executions.iter().map(ExecutionId::as_bytes))
+        );
+        self.db.raw_rows(&sql).await?.iter().map(head_row).collect()
     }
+}
+
+fn head_row(row: &Row) -> Outcome<ExecutionHead> {
+    let execution = row.id(7, ExecutionId::from_slice)?;
+    let unreadable = |what: &str, e: serde_json::Error| Fault::corrupt(format!("{what} of execution {execution}: {e}"));
+    let version = row.count(1)?;
+    let Some(spec) = row.opt_text(6)? else {
+        return Err(Fault::invalid(format!("version {version} of the job of execution {execution} is gone")));
+    };
+    Ok(ExecutionHead {
+        id: execution,
+        job: JobId(row.int(0)?),
+        spec: serde_json::from_str(&spec).map_err(|e| unreadable("the specification", e))?,
+        version,
+        plan: serde_json::from_str(&row.text(2)?).map_err(|e| unreadable("the plan", e))?,
+        params: serde_json::from_str(&row.text(3)?).map_err(|e| unreadable("the parameters", e))?,
+        fire_key: row.text(4)?,
+        nominal_ms: row.int(5)?,
+    })
 }

@@ -2,6 +2,7 @@
 
 mod cancel;
 mod claim;
+mod delayed;
 mod dispatch;
 mod edges;
 mod fire;
@@ -88,6 +89,14 @@ impl Ledger for SqlLedger {
         with_retries!(self.write_firings(epoch, intents, now_ms))
     }
 
+    async fn idle_since(&self, jobs: &[JobId]) -> Result<Vec<(JobId, Option<i64>)>> {
+        with_retries!(self.read_idle(jobs))
+    }
+
+    async fn arm(&self, epoch: Epoch, arming: &[Arming]) -> Result<Vec<Arming>> {
+        with_retries!(self.write_arming(epoch, arming))
+    }
+
     async fn decision(&self, job: JobId, fire_key: &str) -> Result<Option<DecisionRow>> {
         with_retries!(self.read_decision(job, fire_key))
     }
@@ -125,7 +134,11 @@ impl Ledger for SqlLedger {
     }
 
     async fn execution_head(&self, execution: ExecutionId) -> Result<Option<ExecutionHead>> {
-        with_retries!(self.read_head(execution))
+        Ok(self.execution_heads(&[execution]).await?.pop())
+    }
+
+    async fn execution_heads(&self, executions: &[ExecutionId]) -> Result<Vec<ExecutionHead>> {
+        with_retries!(self.read_heads(executions))
     }
 
     async fn claim(&self, owner: Incarnation, attempts: &[AttemptRef], now_ms: i64) -> Result<Verdicts<Claimed>> {

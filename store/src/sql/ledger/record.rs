@@ -8,7 +8,7 @@ use crate::sql::bulk::{Bulk, kept};
 use crate::sql::dialect::Dialect;
 use crate::sql::fault::{Fault, Kind, Outcome};
 use crate::sql::pool::Tx;
-use crate::sql::value::{Row, Value, hex, number_list};
+use crate::sql::value::{Row, Value, hex, id_list, number_list};
 use shardcron_domain::execution::{self, Execution};
 use shardcron_domain::limits::{ERROR_BYTES, RESULT_BYTES};
 use shardcron_domain::shard::{Effect, Event, FailureClass, Phase, Shard, apply};
@@ -181,21 +181,26 @@ pub(super) async fn write_changes(tx: &mut Tx, changes: &[Change<'_>], now_ms: i
         .collect())
 }
 
-/// Guarded updates, one for each (execution, attempt, owner, next state), in the primary key's order.
+/// Guarded updates, in the primary key's order: one for each (attempt, owner, next state) and set of shards, over all executions
+/// of which these are the shards that end. With many small executions that is one for the whole batch.
 fn shard_updates(changes: &[Change<'_>]) -> Vec<String> {
-    type Key = (ExecutionId, u32, Incarnation, i64, Option<u32>);
-    let mut groups: BTreeMap<Key, BTreeMap<u32, i64>> = BTreeMap::new();
+    type Kind = (u32, Incarnation, i64, Option<u32>);
+    let mut groups: BTreeMap<(ExecutionId, Kind), BTreeMap<u32, i64>> = BTreeMap::new();
     for Change { at, owner, to, .. } in changes {
         let (failures, not_before_ms) = match to {
             To::Success => (None, 0),
             To::Failed { failures } => (Some(*failures), 0),
             To::Pending { failures, not_before_ms } => (Some(*failures), *not_before_ms),
         };
-        let key = (at.execution, at.attempt, *owner, to.phase().code(), failures);
-        groups.entry(key).or_default().insert(at.index, not_before_ms);
+        let kind = (at.attempt, *owner, to.phase().code(), failures);
+        groups.entry((at.execution, kind)).or_default().insert(at.index, not_before_ms);
     }
-    let mut updates = Vec::with_capacity(groups.len());
-    for ((execution, attempt, owner, state, failures), rows) in &groups {
+    let mut alike: BTreeMap<(Kind, BTreeMap<u32, i64>), Vec<ExecutionId>> = BTreeMap::new();
+    for ((execution, kind), rows) in groups {
+        alike.entry((kind, rows)).or_default().push(execution);
+    }
+    let mut updates = Vec::with_capacity(alike.len());
+    for (((attempt, owner, state, failures), rows), executions) in &alike {
         let mut set = format!("state = {state}, owner = NULL");
         if let Some(failures) = failures {
             // Writing to a String can't fail.
@@ -206,9 +211,9 @@ fn shard_updates(changes: &[Change<'_>]) -> Vec<String> {
             push_instants(&mut set, rows);
         }
         updates.push(format!(
-            "UPDATE shards SET {set} WHERE execution_id = {} AND shard_index IN ({}) AND attempt = {attempt} AND state = 1 \
+            "UPDATE shards SET {set} WHERE execution_id IN ({}) AND shard_index IN ({}) AND attempt = {attempt} AND state = 1 \
              AND owner = {}",
-            hex(execution.as_bytes()),
+            id_list(executions.iter().map(ExecutionId::as_bytes)),
             number_list(rows.keys()),
             hex(owner.as_bytes())
         ));
@@ -300,23 +305,29 @@ fn settled(changes: &[Change<'_>]) -> Settled {
     settled
 }
 
-/// For each execution, in the order of the ids: adds to the counters, ends it with its last shard, and reads the row back. All in
-/// the same round trip as everything else, so that the row that every worker wants stays locked for the commit only. In MySQL an
-/// assignment sees those to its left, hence the counters come last.
+/// Adds to the counters, ends what had its last shard, and reads the rows back: one statement for neighbours that settle the same
+/// numbers, so that rows are locked in the order of their ids and two batches never wait for each other in a circle. All in the
+/// same round trip as everything else: the row that every worker wants stays locked for the commit only. In MySQL an assignment
+/// sees those to its left, hence the counters come last.
 fn counter_writes(settled: &Settled, now_ms: i64) -> Vec<String> {
     let (success, failed_state) = (execution::Phase::Success.code(), execution::Phase::Failed.code());
-    let mut statements = Vec::with_capacity(settled.len() * 2);
-    for (id, (succeeded, failed)) in settled {
-        let hex = hex(id.as_bytes());
+    let mut statements = Vec::new();
+    let all: Vec<(&ExecutionId, &(u32, u32))> = settled.iter().collect();
+    for alike in all.chunk_by(|(_, one), (_, next)| one == next) {
+        let Some((_, (succeeded, failed))) = alike.first() else { continue };
+        let ids = id_list(alike.iter().map(|(id, _)| id.as_bytes()));
         let last = format!("succeeded + failed + cancelled + {} = shards_total", succeeded + failed);
         let end = format!("CASE WHEN failed + {failed} = 0 THEN {success} ELSE {failed_state} END");
         statements.push(format!(
             "UPDATE executions SET state = CASE WHEN {last} THEN {end} ELSE state END, \
              ended_ms = CASE WHEN {last} THEN {now_ms} ELSE ended_ms END, \
-             succeeded = succeeded + {succeeded}, failed = failed + {failed} WHERE id = {hex} AND state = 0"
+             succeeded = succeeded + {succeeded}, failed = failed + {failed} WHERE id IN ({ids}) AND state = 0"
         ));
+    }
+    if !settled.is_empty() {
         statements.push(format!(
-            "SELECT id, state, shards_total, succeeded, failed, cancelled FROM executions WHERE id = {hex}"
+            "SELECT id, state, shards_total, succeeded, failed, cancelled FROM executions WHERE id IN ({})",
+            id_list(settled.keys().map(ExecutionId::as_bytes))
         ));
     }
     statements
