@@ -301,6 +301,12 @@ impl<P: Port> Ledger for Narrow<P> {
     async fn fire(&self, _: Epoch, _: &[FireIntent], _: i64) -> Result<Vec<FireOutcome>> {
         not_here()
     }
+    async fn idle_since(&self, _: &[JobId]) -> Result<Vec<(JobId, Option<i64>)>> {
+        not_here()
+    }
+    async fn arm(&self, _: Epoch, _: &[Arming]) -> Result<Vec<Arming>> {
+        not_here()
+    }
     async fn decision(&self, _: JobId, _: &str) -> Result<Option<DecisionRow>> {
         not_here()
     }
