@@ -53,6 +53,11 @@ enum Command {
         after_help = "Examples:\n  shardcron backfill settle --from 2026-03-01T00:00:00Z --to 2026-03-08T00:00:00Z --dry-run\n  shardcron backfill settle --from 2026-03-01T00:00:00Z --force --param reason=late-data\n\nOne instant at a time (up to 8 where the overlap policy is allow), oldest first, while the job is free."
     )]
     Backfill(commands::backfill::BackfillArgs),
+    /// Say why a job did or did not run
+    #[command(
+        after_help = "Examples:\n  shardcron explain settle                               # the latest decision\n  shardcron explain settle --at 2026-03-08T02:30:00-05:00\n  shardcron explain settle --at 2026-03-08T02:30         # a local time of the job's zone\n  shardcron explain settle --since 12h"
+    )]
+    Explain(commands::explain::ExplainArgs),
     /// Look at executions
     #[command(subcommand)]
     Executions(commands::executions::ExecutionsCommand),
@@ -146,6 +151,7 @@ fn run(command: Command, config: Config, out: Out, registry: shardcron_sdk::Regi
         Command::Jobs(command) => commands::run(commands::jobs::run(command, config, out)),
         Command::Trigger(args) => commands::run(commands::trigger::run(args, config, out)),
         Command::Backfill(args) => commands::run(commands::backfill::run(args, config, out)),
+        Command::Explain(args) => commands::run(commands::explain::run(args, config, out)),
         Command::Executions(command) => commands::run(commands::executions::run(command, config, out)),
         Command::Workers => commands::run(commands::workers::run(config, out)),
         Command::Dead(command) => commands::run(commands::dead::run(command, config, out)),

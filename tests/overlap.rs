@@ -222,3 +222,51 @@ fn g_06_g_08_wanted_instants_pauses_and_doubles() {
 fn testkit_now() -> i64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64
 }
+
+/// A fail-over is seen in the answer: who led, when it was last seen, who took over.
+#[test]
+fn f2_explain_knows_of_a_fail_over_a_pause_and_what_is_no_instant() {
+    let mut cluster = Cluster::on_services();
+    cluster.apply(
+        "[job.tick]\nschedule = { every = \"1s\" }\nhandler = { rust = \"noop\" }\noverlap = \"allow\"\nmisfire = { policy = \"fire_all\", grace = \"1m\" }\n",
+    );
+    cluster.start_all(2, 1);
+    let (leader, epoch) = cluster.wait_leader(0);
+    wait_for("firings", BOUND, || decisions(&cluster, 0) >= 3);
+    cluster.kill(&leader);
+    let (next, later) = cluster.wait_leader(epoch);
+    let late = format!(
+        "SELECT COALESCE(MAX(nominal_ms), 0) FROM decisions WHERE kind = 0 AND epoch = {later} AND decided_ms - nominal_ms > 1000"
+    );
+    wait_for("a late firing", BOUND, || cluster.number(&late) > 0);
+    let instant = shardcron_domain::units::rfc3339(cluster.number(&late));
+    let text = String::from_utf8(cluster.cli(&["explain", "tick", "--at", &instant]).stdout).unwrap();
+    assert!(text.contains("fired") && text.contains(&format!("by {next} under epoch {later}")), "{text}");
+    assert!(text.contains(&leader) && (text.contains("fail-over") || text.contains("no leader")), "{text}");
+    assert!(text.contains("Execution "), "{text}");
+    cluster.cli(&["jobs", "pause", "tick"]);
+    wait_for("a pause", BOUND, || decisions(&cluster, 3) >= 1);
+    let paused =
+        shardcron_domain::units::rfc3339(cluster.number("SELECT MAX(nominal_ms) FROM decisions WHERE kind = 3"));
+    let answer = cluster.json(&["explain", "tick", "--at", &paused]);
+    assert_eq!(answer[0]["what"], "skipped_paused");
+    assert!(answer[0]["sentences"].to_string().contains("paused by"), "{answer}");
+    let beside = cluster.json(&["explain", "tick", "--at", &paused.replace('Z', ".500Z")]);
+    assert_eq!(beside[0]["what"], "not_due", "{beside}");
+    let since = cluster.json(&["explain", "tick", "--since", "1h"]);
+    assert!(since["decisions"].as_array().unwrap().len() >= 5);
+    assert!(since["undecided"].as_array().unwrap().iter().all(|u| u["what"] != "fault"), "F2: {since}");
+    // What is taken out of the ledger is missed, and said to be a fault.
+    let gone = cluster.number("SELECT MIN(nominal_ms) FROM decisions");
+    let delete = format!("DELETE FROM decisions WHERE nominal_ms = {gone}");
+    cluster.block_on(cluster.ledger().execute_script(&delete)).unwrap();
+    wait_for("the leader to be seen later", BOUND, || {
+        cluster.number("SELECT MAX(seen_ms) FROM epochs") > gone + 11_000
+    });
+    let fault = cluster.json(&["explain", "tick", "--at", &shardcron_domain::units::rfc3339(gone)]);
+    assert_eq!(fault[0]["what"], "fault", "{fault}");
+    let later = cluster.json(&["explain", "tick", "--since", "1h"]);
+    assert_eq!(later["undecided"].as_array().unwrap().iter().filter(|u| u["what"] == "fault").count(), 1, "{later}");
+    assert_eq!(cluster.cli(&["explain", "tikc"]).status.code(), Some(2));
+    assert_eq!(cluster.cli(&["explain", "tick", "--at", "yesterday"]).status.code(), Some(2));
+}

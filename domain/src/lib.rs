@@ -10,6 +10,7 @@ pub mod after;
 pub mod backfill;
 pub mod dispatch;
 pub mod execution;
+pub mod explain;
 pub mod firing;
 pub mod flow;
 pub mod hints;

@@ -4,6 +4,7 @@ pub mod backfill;
 pub mod dead;
 pub mod doctor;
 pub mod executions;
+pub mod explain;
 pub mod jobs;
 pub mod migrate;
 pub mod pause;

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::firing_rows::*;
+use crate::rows::DecisionRow;
 use async_trait::async_trait;
 use shardcron_domain::{Epoch, ExecutionId, JobId};
 
@@ -13,6 +14,11 @@ pub trait FiringLedger: Send + Sync + 'static {
     async fn touch_epoch(&self, epoch: Epoch, now_ms: i64) -> Result<()>;
     /// Epochs up to one (or to the latest), latest first.
     async fn epochs(&self, upto: Option<Epoch>, limit: usize) -> Result<Vec<EpochRow>>;
+
+    /// A job's versions, latest first.
+    async fn versions(&self, job: JobId, limit: usize) -> Result<Vec<JobVersion>>;
+    /// The decision that was made last about a job.
+    async fn latest_decision(&self, job: JobId) -> Result<Option<DecisionRow>>;
 
     /// Pauses (`Some(who)`) or resumes all jobs (`all`) or a tier's (`tier:name`). A job's own pause stays as it is. False: nothing
     /// changed.

@@ -217,6 +217,12 @@ impl<P: Port> FiringLedger for Narrow<P> {
     async fn epochs(&self, _: Option<Epoch>, _: usize) -> Result<Vec<EpochRow>> {
         not_here()
     }
+    async fn versions(&self, _: JobId, _: usize) -> Result<Vec<JobVersion>> {
+        not_here()
+    }
+    async fn latest_decision(&self, _: JobId) -> Result<Option<DecisionRow>> {
+        not_here()
+    }
     async fn set_scope_paused(&self, _: &str, _: Option<&str>, _: &str, _: i64) -> Result<bool> {
         not_here()
     }

@@ -131,6 +131,15 @@ impl SqlLedger {
         rows.first().map(decision_row).transpose()
     }
 
+    pub(super) async fn read_latest_decision(&self, job: JobId) -> Outcome<Option<DecisionRow>> {
+        // Of the latest instants the one that was decided last; a backfill's past instants are asked for by name.
+        let sql = format!(
+            "SELECT {DECISION} FROM decisions WHERE job_id = ? ORDER BY nominal_ms DESC, decided_ms DESC LIMIT 1"
+        );
+        let rows = self.db.rows(&sql, &[job.0.into()]).await?;
+        rows.first().map(decision_row).transpose()
+    }
+
     pub(super) async fn read_decisions(
         &self,
         job: JobId,

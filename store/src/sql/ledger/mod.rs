@@ -275,6 +275,14 @@ impl FiringLedger for SqlLedger {
         with_retries!(self.read_epochs(upto, limit))
     }
 
+    async fn versions(&self, job: JobId, limit: usize) -> Result<Vec<JobVersion>> {
+        with_retries!(self.read_versions(job, limit))
+    }
+
+    async fn latest_decision(&self, job: JobId) -> Result<Option<DecisionRow>> {
+        with_retries!(self.read_latest_decision(job))
+    }
+
     async fn set_scope_paused(&self, scope: &str, paused_by: Option<&str>, who: &str, now_ms: i64) -> Result<bool> {
         with_retries!(self.write_scope_paused(scope, paused_by, who, now_ms))
     }
