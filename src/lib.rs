@@ -4,6 +4,7 @@ pub mod cli;
 mod commands;
 pub mod config;
 mod demo;
+mod health;
 mod output;
 mod serve;
 mod wiring;

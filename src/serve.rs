@@ -4,15 +4,15 @@
 //! Shutdown: the first SIGTERM or SIGINT drains, the second ends at once.
 
 use crate::config::Config;
+use crate::health;
 use crate::wiring::{self, Wired};
 use anyhow::{Context, Result};
 use shardcron_actors::guardian::OnFatal;
 use shardcron_actors::worker::Resolve;
-use shardcron_actors::{LeaderState, Scheduler, SchedulerOptions, TierOptions, Worker, WorkerOptions};
-use shardcron_broker::BrokerState;
+use shardcron_actors::{Scheduler, SchedulerOptions, TierOptions, Worker, WorkerOptions};
 use shardcron_handlers::{HandlerOptions, Handlers};
 use shardcron_sdk::Registry;
-use shardcron_web::{Dependency, PortsState, ProcessHealth, WebHandle, WebOptions};
+use shardcron_web::{PortsState, ProcessHealth, WebHandle, WebOptions};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -106,7 +106,8 @@ async fn run(
     let scheduler =
         roles.scheduler.then(|| Scheduler::start(wired.ports.clone(), scheduler_options(&config), on_fatal.clone()));
     let status = scheduler.as_ref().map(Scheduler::status);
-    io.spawn(report_health(wired.ports.broker.state(), status, roles, health_tx));
+    wired.follow_faults();
+    io.spawn(health::report(wired.ports.broker.state(), wired.ports.modes.watch(), status, roles, health_tx));
     if roles.worker {
         let live = live(&config, &wired, registry, on_fatal, &shutdown);
         live.await?;
@@ -260,7 +261,11 @@ async fn start_web(
         ),
         None => (SocketAddr::from(([127, 0, 0, 1], 8081)), false),
     };
-    let state = Arc::new(PortsState::new(wired.ports.ledger.clone(), wired.ports.presence.clone(), own));
+    let mut state = PortsState::new(wired.ports.ledger.clone(), wired.ports.presence.clone(), own);
+    if wired.redis.is_some() {
+        state = state.presence_optional();
+    }
+    let state = Arc::new(state);
     let mut options = WebOptions::new(listen);
     options.token = config.http.token.clone();
     options.lost_after = config.worker.lost_after.as_std();
@@ -274,38 +279,6 @@ async fn start_web(
             tracing::info!(reason = %e, "taking another port for health and metrics");
             options.listen.set_port(0);
             Ok(Some(io.spawn(shardcron_web::serve(options, state)).await.context("the web server")??))
-        }
-    }
-}
-
-/// Keeps what only the process knows of itself up to date for `/healthz`.
-async fn report_health(
-    mut broker: watch::Receiver<BrokerState>,
-    mut scheduler: Option<shardcron_actors::SchedulerStatus>,
-    roles: Roles,
-    health: watch::Sender<ProcessHealth>,
-) {
-    loop {
-        let state = scheduler.as_ref().map(shardcron_actors::SchedulerStatus::leader_state);
-        let dependency = match &*broker.borrow_and_update() {
-            BrokerState::Up => Dependency::up("broker", None),
-            BrokerState::Blocked(why) => Dependency::down("broker", format!("it takes no messages: {why}")).optional(),
-            BrokerState::Away(why) => Dependency::down("broker", why.clone()),
-        };
-        let names = [(roles.scheduler, "scheduler"), (roles.worker, "worker")];
-        health.send_replace(ProcessHealth {
-            roles: names.iter().filter(|(is, _)| *is).map(|(_, name)| (*name).to_owned()).collect(),
-            leading: matches!(state, Some(LeaderState::Leading(_))),
-            lease_held: state.as_ref().map(|s| match s {
-                LeaderState::Leading(_) => true,
-                LeaderState::Standby { held_by, .. } => held_by.is_some(),
-            }),
-            dependencies: vec![dependency],
-            problems: Vec::new(),
-        });
-        tokio::select! {
-            changed = broker.changed() => if changed.is_err() { return },
-            () = async { match &mut scheduler { Some(s) => s.changed().await, None => std::future::pending().await } } => {}
         }
     }
 }

@@ -2,15 +2,25 @@
 
 use crate::config::{Config, masked};
 use anyhow::{Context, Result};
+use shardcron_actors::modes::Modes;
 use shardcron_actors::{Io, Ports, SystemClock, SystemEntropy};
 use shardcron_broker::Broker;
 use shardcron_broker::ledger::LedgerBroker;
 use shardcron_broker::rabbitmq::{RabbitMq, RabbitOptions};
+use shardcron_domain::modes::Mode;
+use shardcron_store::fallback::{Fallback, FallbackOptions};
 use shardcron_store::redis::RedisStores;
 use shardcron_store::sql::{LedgerLease, LedgerPresence, SqlLedger, SqlOptions};
 use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, NoIdempotency, Presence};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
+
+/// Why a part is away, while it is.
+pub type Fault = watch::Receiver<Option<String>>;
+
+/// The name of the trigger role's lease.
+const LEASE: &str = "trigger";
 
 /// What a process is connected to.
 pub struct Wired {
@@ -20,6 +30,28 @@ pub struct Wired {
     pub sql: SqlLedger,
     /// Redis as what it is, for the doctor.
     pub redis: Option<RedisStores>,
+    /// Where lease and presence are rows.
+    live: SqlLedger,
+    /// What leads to the degraded modes; see [`Wired::follow_faults`].
+    pub faults: Vec<(Mode, Fault)>,
+}
+
+impl Wired {
+    /// Reads the rows that lease and presence fall back to, and says who holds the lease there.
+    ///
+    /// # Errors
+    /// They can't be read.
+    pub async fn fallback_rows(&self) -> shardcron_store::Result<Option<String>> {
+        LedgerPresence { ledger: self.live.clone() }.workers().await?;
+        LedgerLease { ledger: self.live.clone(), name: LEASE.into() }.holder().await
+    }
+
+    /// Enters and leaves the degraded modes from now on, as the parts go away and come back.
+    pub fn follow_faults(&self) {
+        for (mode, fault) in self.faults.clone() {
+            self.ports.io.spawn(self.ports.modes.clone().follow(mode, fault));
+        }
+    }
 }
 
 /// Connects to everything; the ledger is waited for, the others may come later.
@@ -33,21 +65,25 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         Some(url) => Some(redis(url, config)?),
         None => None,
     };
+    let live = live_rows(config, &sql).await?;
+    let mut faults: Vec<(Mode, Fault)> = sql.fault().map(|fault| (Mode::LedgerAway, fault)).into_iter().collect();
     let (lease, presence, idempotency): (Arc<dyn LeaseStore>, Arc<dyn Presence>, Arc<dyn IdempotencyStore>) =
         match &redis {
-            Some(stores) => (
-                Arc::new(stores.lease("trigger")),
-                Arc::new(stores.presence()),
-                Arc::new(stores.idempotency(config.redis.idempotency_ttl.as_std())),
-            ),
-            None => {
-                let live = live_rows(config, &sql).await?;
-                (
-                    Arc::new(LedgerLease { ledger: live.clone(), name: "trigger".into() }),
-                    Arc::new(LedgerPresence { ledger: live }),
-                    Arc::new(NoIdempotency),
-                )
+            Some(stores) => {
+                let options = FallbackOptions {
+                    lost_after: config.worker.lost_after.as_std(),
+                    lease_ttl: config.scheduler.lease_ttl.as_std(),
+                    idempotency_ttl: config.redis.idempotency_ttl.as_std(),
+                };
+                let both = Fallback::new(stores.clone(), live.clone(), options);
+                faults.push((Mode::RedisAway, both.fault()));
+                (Arc::new(both.lease(LEASE)), Arc::new(both.presence()), Arc::new(both.idempotency()))
             }
+            None => (
+                Arc::new(LedgerLease { ledger: live.clone(), name: LEASE.into() }),
+                Arc::new(LedgerPresence { ledger: live.clone() }),
+                Arc::new(NoIdempotency),
+            ),
         };
     let broker = broker(config, name, ledger.clone())?;
     let ports = Ports {
@@ -58,9 +94,10 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         idempotency,
         clock: Arc::new(SystemClock::default()),
         entropy: Arc::new(SystemEntropy),
+        modes: Modes::default(),
         io: Io::on(tokio::runtime::Handle::current()),
     };
-    Ok(Wired { ports, sql, redis })
+    Ok(Wired { ports, sql, redis, live, faults })
 }
 
 fn redis(url: &str, config: &Config) -> Result<RedisStores> {

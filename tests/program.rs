@@ -7,26 +7,11 @@ mod support;
 use serde_json::Value;
 use shardcron_domain::execution::Phase;
 use std::time::Duration;
-use support::Cluster;
-use testkit::{Redis, Relay, wait_for, wait_until_some};
+use support::{Cluster, get, web_of};
+use testkit::{Redis, Relay, wait_for};
 
 const BOUND: Duration = Duration::from_secs(60);
 const JOB: &str = "[job.demo]\nhandler = { rust = \"noop\" }\nshards = { modulo = 8 }\noverlap = \"allow\"\n";
-
-/// Where a process says that its web server listens.
-fn web_of(cluster: &Cluster, name: &str) -> String {
-    wait_until_some("the web server", BOUND, || {
-        let log = cluster.log(name);
-        let at = log.find("local_addr=")? + "local_addr=".len();
-        Some(format!("http://{}", log[at..].split_whitespace().next()?))
-    })
-}
-
-fn get(url: &str) -> (u16, String) {
-    let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
-    let mut response = agent.get(url).call().unwrap();
-    (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
-}
 
 /// Schedulers and workers wait for services that are not up yet, say so in one line, and work without a restart (D-07).
 #[test]

@@ -70,6 +70,12 @@ impl Modes {
         }
     }
 
+    /// The names of the modes now.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.0.borrow().keys().map(|mode| mode.name().to_owned()).collect()
+    }
+
     /// The modes now and from now on.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<BTreeMap<Mode, Entered>> {
@@ -91,6 +97,7 @@ mod tests {
         modes.enter(Mode::RedisAway, "refused again");
         assert!(!watch.has_changed().unwrap());
         assert_eq!(watch.borrow()[&Mode::RedisAway].reason, "refused");
+        assert_eq!(modes.names(), ["redis_away"]);
         modes.leave(Mode::BrokerAway);
         assert!(!watch.has_changed().unwrap());
         modes.leave(Mode::RedisAway);

@@ -3,6 +3,7 @@
 use crate::clock::Clock;
 use crate::entropy::Entropy;
 use crate::io::Io;
+use crate::modes::Modes;
 use shardcron_broker::Broker;
 use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, Presence};
 use std::future::Future;
@@ -25,6 +26,8 @@ pub struct Ports {
     pub clock: Arc<dyn Clock>,
     /// The dice.
     pub entropy: Arc<dyn Entropy>,
+    /// The degraded modes that this process is in.
+    pub modes: Modes,
     /// Where I/O runs.
     pub io: Io,
 }

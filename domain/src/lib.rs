@@ -8,9 +8,11 @@
 
 pub mod after;
 pub mod backfill;
+pub mod circuit;
 pub mod dispatch;
 pub mod execution;
 pub mod explain;
+pub mod fallback;
 pub mod firing;
 pub mod flow;
 pub mod hints;

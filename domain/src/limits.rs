@@ -61,6 +61,12 @@ pub const DEAD_LETTERS_COUNTED: usize = 1_000;
 pub const LOSS_CONFIRM_MS: i64 = 900;
 /// Tiers by configuration. Each has a queue, a consumer and a metric label.
 pub const TIERS_MAX: usize = 16;
+/// How often a part that is away and can be done without is asked again. Bounds how late its return is noticed.
+pub const CIRCUIT_PROBE_MS: u64 = 1_000;
+/// A part that fails again within this time of its return has not really returned.
+pub const CIRCUIT_STABLE_MS: i64 = 10_000;
+/// How often the time between two probes doubles for such a part: up to 16 s.
+pub const CIRCUIT_STRIKES_MAX: u32 = 4;
 /// Firings of one job that may wait for it to become free. More would be a backlog that nobody works off.
 pub const OVERLAP_QUEUE_MAX: u32 = 100;
 /// Triggers of one job that may wait for a future instant.

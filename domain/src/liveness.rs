@@ -2,7 +2,7 @@
 
 use crate::ids::Incarnation;
 use crate::limits::LOSS_CONFIRM_MS;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What the presence store says of an incarnation, by its own clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,46 @@ impl Observer {
     }
 }
 
+/// How old a beat is where workers beat one store, and another where they can't reach the first.
+///
+/// The younger of two beats counts. But a worker that beats the first store leaves an old beat in the second, from the last time
+/// when it had to go there, and the first may be unreadable or have lost its memory just now: so an old beat in the second says
+/// that a worker is gone only of one that this observer has seen beat there, and not in the first since. Of all others it says
+/// nothing, and they have the time that somebody unknown has.
+#[derive(Clone, Debug, Default)]
+pub struct TwoStores {
+    in_second: BTreeSet<Incarnation>,
+}
+
+impl TwoStores {
+    /// The age of a worker's last beat, out of its ages in the first and in the second store; `None` if nothing can be said.
+    pub fn age(
+        &mut self,
+        who: Incarnation,
+        first: Option<i64>,
+        second: Option<i64>,
+        lost_after_ms: i64,
+    ) -> Option<i64> {
+        match (first, second) {
+            (Some(first), second) if second.is_none_or(|second| first <= second) => {
+                self.in_second.remove(&who);
+                Some(first)
+            }
+            (_, Some(second)) if second <= lost_after_ms => {
+                self.in_second.insert(who);
+                Some(second)
+            }
+            (_, Some(second)) if self.in_second.contains(&who) => Some(second),
+            (first, _) => first,
+        }
+    }
+
+    /// Forgets everybody who is in no store any more; bounds the memory.
+    pub fn retain(&mut self, known: impl Fn(&Incarnation) -> bool) {
+        self.in_second.retain(known);
+    }
+}
+
 /// When a worker that can't renew must stop its handlers: at two thirds of the lost-after time since the start of its last
 /// successful renewal, so that it has stopped before anybody takes its shards.
 #[must_use]
@@ -129,6 +169,39 @@ mod tests {
         );
         observer.retain(&[]);
         assert_eq!(observer.judge(is_gone, Sighting::Beat { age_ms: 3_604_500 }, 15_000, 2_500), Liveness::Suspect);
+    }
+
+    #[test]
+    fn the_younger_of_two_beats_counts() {
+        let who = Incarnation(uuid::Uuid::from_u128(1));
+        let mut stores = TwoStores::default();
+        let mut age = |first, second| stores.age(who, first, second, 15_000);
+        assert_eq!(age(None, None), None);
+        assert_eq!(age(Some(4_000), None), Some(4_000));
+        assert_eq!(age(Some(60_000), Some(3_000)), Some(3_000), "it alone is cut off from the first");
+        assert_eq!(age(None, Some(2_000)), Some(2_000));
+        assert_eq!(age(None, Some(15_001)), Some(15_001), "it was seen there, and beats no more");
+        assert_eq!(age(Some(1_000), Some(20_000)), Some(1_000), "it is back at the first");
+        assert_eq!(age(None, Some(25_000)), None, "and the first loses its memory: the old beat says nothing");
+    }
+
+    #[test]
+    fn an_old_beat_in_the_second_store_loses_nobody() {
+        let who = Incarnation(uuid::Uuid::from_u128(1));
+        let (mut stores, mut observer) = (TwoStores::default(), Observer::default());
+        let mut judge = |first, second, now_ms| {
+            let sighting =
+                stores.age(who, first, second, 15_000).map_or(Sighting::Absent, |age_ms| Sighting::Beat { age_ms });
+            observer.judge(who, sighting, 15_000, now_ms)
+        };
+        // An hour ago it had to beat the second store; now the first one goes away.
+        assert_eq!(judge(Some(4_000), Some(3_600_000), 0), Liveness::Alive);
+        assert_eq!(judge(None, Some(3_601_000), 1_000), Liveness::Suspect);
+        assert_eq!(judge(None, Some(3_603_000), 3_000), Liveness::Suspect, "no loss after the short confirmation");
+        assert_eq!(judge(None, Some(100), 4_000), Liveness::Alive);
+        // From here on it is known to be there, and its silence counts as anybody's.
+        assert_eq!(judge(None, Some(15_100), 19_000), Liveness::Suspect);
+        assert_eq!(judge(None, Some(16_100), 20_000), Liveness::Lost);
     }
 
     #[test]

@@ -31,6 +31,12 @@ impl Mode {
         }
     }
 
+    /// By its name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
     /// What goes on in it, in a sentence.
     #[must_use]
     pub fn what_goes_on(self) -> &'static str {

@@ -17,7 +17,7 @@ mod sql;
 
 pub use exec::{ExecHandler, ExecLimits};
 pub use noop::Noop;
-pub use sql::{SqlHandler, SqlLimits, SqlTemplate};
+pub use sql::{ShardLedger, SqlHandler, SqlLimits, SqlTemplate};
 
 use shardcron_domain::job::HandlerSpec;
 use shardcron_domain::trigger::suggest;
@@ -33,7 +33,7 @@ pub const ALLOW_ANY: &str = "*";
 #[derive(Clone)]
 pub struct HandlerOptions {
     /// Where `sql` handlers run.
-    pub ledger: Arc<dyn Ledger>,
+    pub ledger: Arc<dyn ShardLedger>,
     /// The Rust handlers of this program.
     pub registry: Registry,
     /// Programs that `exec` handlers may run: what stands first in the job's `exec`, letter by letter, or [`ALLOW_ANY`]. Empty:
@@ -51,6 +51,12 @@ impl HandlerOptions {
     /// Nothing allowed but `sql` and what the registry has.
     #[must_use]
     pub fn new(ledger: Arc<dyn Ledger>, registry: Registry) -> Self {
+        Self::over(Arc::new(sql::Whole(ledger)), registry)
+    }
+
+    /// The same over what stands for the ledger in a test.
+    #[must_use]
+    pub fn over(ledger: Arc<dyn ShardLedger>, registry: Registry) -> Self {
         HandlerOptions {
             ledger,
             registry,

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Narrow, OneShard};
+use common::OneShard;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -23,8 +23,7 @@ const RANGE: ShardSlice = ShardSlice::Range { from: 5, to: 9 };
 
 fn options() -> HandlerOptions {
     let owner = TestContext::new(RANGE).context().owner;
-    HandlerOptions::new(Arc::new(Narrow(Arc::new(OneShard::running(1, owner, None)))), Registry::default())
-        .allow_exec(["sh"])
+    HandlerOptions::over(Arc::new(OneShard::running(1, owner, None)), Registry::default()).allow_exec(["sh"])
 }
 
 fn exec(argv: &[&str]) -> HandlerSpec {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Fault, Narrow, OneShard};
+use common::{Fault, OneShard};
 use proptest::prelude::*;
 use shardcron_domain::shard::{FailureClass, Phase};
 use shardcron_handlers::{SqlHandler, SqlLimits, SqlTemplate};
@@ -34,7 +34,7 @@ fn ledger_for(test: &TestContext, faults: &[Fault]) -> Arc<OneShard> {
 fn handler(ledger: &Arc<OneShard>, chunk: Option<u32>) -> SqlHandler {
     let template =
         SqlTemplate::parse("INSERT INTO t SELECT * FROM f WHERE id BETWEEN :shard_from AND :shard_to").unwrap();
-    SqlHandler::new(Arc::new(Narrow(ledger.clone())), template, chunk, quick())
+    SqlHandler::new(ledger.clone(), template, chunk, quick())
 }
 
 async fn run(test: &TestContext, ledger: &Arc<OneShard>, chunk: Option<u32>) -> Result<ShardOutput, ShardError> {
@@ -147,8 +147,7 @@ async fn a_ledger_that_stays_away_is_waited_for_within_bounds() {
     let limits = SqlLimits { patience: Duration::from_millis(5), ..quick() };
     let ledger = ledger_for(&test, &[Fault::Away; 1_000]);
     let template = SqlTemplate::parse("SELECT :shard_from, :shard_to").unwrap();
-    let error =
-        SqlHandler::new(Arc::new(Narrow(ledger)), template, None, limits).run(test.context()).await.unwrap_err();
+    let error = SqlHandler::new(ledger, template, None, limits).run(test.context()).await.unwrap_err();
     assert_eq!((error.class, error.stopped), (FailureClass::Transient, false));
     let test = TestContext::new(RANGE).timeout(Duration::from_millis(10));
     let ledger = ledger_for(&test, &[Fault::Away; 10_000]);

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Fault, Lossy, Narrow};
+use common::{Fault, Lossy};
 use shardcron_domain::job::{OverlapPolicy, RetryPolicy};
 use shardcron_domain::plan::ShardPlan;
 use shardcron_domain::recovery::Reclaim;
@@ -98,7 +98,7 @@ impl World {
             ..SqlLimits::default()
         };
         let faults = Mutex::new(faults.iter().copied().collect());
-        let ledger = Narrow(Arc::new(Lossy { ledger: self.ledger.clone(), faults }));
+        let ledger = Lossy { ledger: self.ledger.clone(), faults };
         SqlHandler::new(Arc::new(ledger), SqlTemplate::parse(sql).unwrap(), chunk, limits).run(context).await
     }
 

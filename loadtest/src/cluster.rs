@@ -164,6 +164,14 @@ impl Cluster {
         Ok(())
     }
 
+    /// SIGKILL for all: what follows is to have the machine to itself.
+    pub fn kill_all(&mut self) {
+        for mut process in self.running.drain(..) {
+            let _ = process.child.kill();
+            let _ = process.child.wait();
+        }
+    }
+
     /// A signal to a process, such as SIGSTOP.
     ///
     /// # Errors

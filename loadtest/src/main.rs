@@ -10,6 +10,7 @@ mod cluster;
 mod faults;
 mod handlers;
 mod oracle;
+mod peers;
 mod procfs;
 mod report;
 mod rows;

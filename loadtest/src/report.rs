@@ -1,6 +1,6 @@
 //! What comes out, for programs and for people. The names of the JSON's fields are relied on from outside.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Two percentiles of a wait.
@@ -105,7 +105,7 @@ pub struct WorkerKill {
 }
 
 /// Percentiles of how late something was, in milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Lateness {
     /// Half are no later.
     pub p50: f64,
@@ -179,7 +179,7 @@ pub struct Burst {
 }
 
 /// How another scheduler did.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Peer {
     /// Its name and version.
     pub name: String,
@@ -194,7 +194,7 @@ pub struct Peer {
     /// Its processor time, in cores.
     pub cpu_cores: f64,
     /// Why there is no figure.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absent: Option<String>,
 }
 

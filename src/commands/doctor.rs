@@ -7,6 +7,10 @@ use crate::wiring::{self, Wired};
 use anyhow::Result;
 use serde::Serialize;
 use shardcron_broker::{Broker, BrokerState};
+use shardcron_domain::fallback;
+use shardcron_domain::modes::Mode;
+use shardcron_store::SeenWorker;
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -80,7 +84,10 @@ async fn redis(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
     };
     match stores.server_version().await {
         Ok(version) => checks.push(good("redis", format!("{} ({version})", masked(url)))),
-        Err(e) => return checks.push(bad("redis", format!("{e}; is it up, and is redis.url right?"))),
+        Err(e) => {
+            let meanwhile = Mode::RedisAway.what_goes_on();
+            return checks.push(bad("redis", format!("{e}; is it up, and is redis.url right? Meanwhile {meanwhile}")));
+        }
     }
     match stores.check_server().await {
         Ok(faults) => checks.extend(faults.into_iter().map(|f| bad("redis", f))),
@@ -141,10 +148,38 @@ async fn cluster(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
     match wired.ports.presence.workers().await {
         Ok(workers) => {
             let lost_after_ms = config.worker.lost_after.as_ms();
-            let alive = workers.iter().filter(|w| w.age_ms <= lost_after_ms).count();
-            let none = if alive == 0 { "; start one with: shardcron worker" } else { "" };
-            checks.push(good("workers", format!("{alive} alive{none}")));
+            let alive: Vec<_> = workers.iter().filter(|w| w.age_ms <= lost_after_ms).collect();
+            let none = if alive.is_empty() { "; start one with: shardcron worker" } else { "" };
+            checks.push(good("workers", format!("{} alive{none}", alive.len())));
+            checks.extend(modes(&alive));
         }
         Err(e) => checks.push(bad("workers", e.to_string())),
     }
+    match wired.fallback_rows().await {
+        Ok(holder) => {
+            let by = holder.map_or("nobody holds it now".to_owned(), |holder| match fallback::is_stand_in(&holder) {
+                true => format!("held by {holder}, a worker that stands in until a scheduler leads"),
+                false => format!("held by {holder}"),
+            });
+            checks.push(good("lease", format!("the ledger's row is there; {by}")));
+        }
+        Err(e) => checks.push(bad("lease", format!("the ledger's rows for lease and presence can't be read: {e}"))),
+    }
+}
+
+/// The degraded modes that workers say they are in: one line for each mode.
+fn modes(alive: &[&SeenWorker]) -> Vec<Check> {
+    let mut in_mode: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for worker in alive {
+        for mode in &worker.beat.modes {
+            in_mode.entry(mode).or_default().push(&worker.beat.name);
+        }
+    }
+    in_mode
+        .into_iter()
+        .map(|(mode, workers)| {
+            let goes_on = Mode::from_name(mode).map_or("a mode of a later version", Mode::what_goes_on);
+            bad("degraded", format!("{mode}, say {}: {goes_on}", workers.join(", ")))
+        })
+        .collect()
 }

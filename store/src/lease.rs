@@ -22,7 +22,8 @@ pub enum LeaseAnswer {
 /// call.
 #[async_trait]
 pub trait LeaseStore: Send + Sync + 'static {
-    /// Takes the lease if it is free, or extends it if it is already the caller's.
+    /// Takes the lease if it is free, or extends it if it is already the caller's. A scheduler also takes it from a stand-in, at
+    /// once (see [`shardcron_domain::fallback::is_stand_in`]); what the stand-in had still under way is refused by the epoch.
     ///
     /// # Errors
     /// The store did not answer. The caller is not the leader.
@@ -33,6 +34,12 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// # Errors
     /// The store did not answer.
     async fn renew(&self, token: &str, ttl: Duration) -> Result<LeaseAnswer>;
+
+    /// Who holds it now, if anybody does.
+    ///
+    /// # Errors
+    /// The store did not answer: nothing may be concluded.
+    async fn holder(&self) -> Result<Option<String>>;
 
     /// Gives the lease up, only if it is the caller's.
     ///

@@ -7,6 +7,7 @@
 //! `WHERE` clauses, and one conformance suite runs against every adapter.
 
 pub mod error;
+pub mod fallback;
 pub mod firing_port;
 pub mod firing_rows;
 pub mod lease;

@@ -27,6 +27,9 @@ pub struct WorkerBeat {
     pub running: u32,
     /// It takes nothing new.
     pub draining: bool,
+    /// The degraded modes that it is in, by name; a beat of before 0.2 has none.
+    #[serde(default)]
+    pub modes: Vec<String>,
 }
 
 /// A worker as the store last saw it.

@@ -277,10 +277,38 @@ impl Drop for Cluster {
 }
 
 impl Cluster {
+    /// What `/healthz` of a process says; it must listen (`SHARDCRON_HTTP_LISTEN`).
+    pub fn health(&self, name: &str) -> Value {
+        serde_json::from_str(&get(&format!("{}/healthz", web_of(self, name))).1).unwrap()
+    }
+
+    /// The modes that a process is in.
+    pub fn modes(&self, name: &str) -> Vec<String> {
+        let health = self.health(name);
+        let modes = health["degraded"].as_array().unwrap().iter();
+        modes.map(|m| m["mode"].as_str().unwrap().to_owned()).collect()
+    }
+
     /// Takes processes that ended by themselves off the list; true if there was one.
     pub fn reap(&mut self) -> bool {
         let before = self.processes.len();
         self.processes.retain_mut(|p| matches!(p.child.try_wait(), Ok(None)));
         self.processes.len() < before
     }
+}
+
+/// Where a process says that its web server listens.
+pub fn web_of(cluster: &Cluster, name: &str) -> String {
+    testkit::wait_until_some("the web server", Duration::from_secs(60), || {
+        let log = cluster.log(name);
+        let at = log.find("local_addr=")? + "local_addr=".len();
+        Some(format!("http://{}", log[at..].split_whitespace().next()?))
+    })
+}
+
+/// A GET, with the status and the body.
+pub fn get(url: &str) -> (u16, String) {
+    let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+    let mut response = agent.get(url).call().unwrap();
+    (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
 }

@@ -24,4 +24,6 @@ mod views;
 
 pub use metric_definitions::{build_recorder, install_metrics};
 pub use server::{WebError, WebHandle, WebOptions, serve};
-pub use state::{Dependency, Health, Leader, Pending, PendingExecution, PortsState, ProcessHealth, Status, WebState};
+pub use state::{
+    Degraded, Dependency, Health, Leader, Pending, PendingExecution, PortsState, ProcessHealth, Status, WebState,
+};

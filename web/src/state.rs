@@ -2,6 +2,8 @@
 
 use async_trait::async_trait;
 use serde::Serialize;
+use shardcron_domain::modes::Mode;
+use shardcron_domain::units::rfc3339;
 use shardcron_store::{ActiveExecution, JobRecord, Ledger, Overview, Presence, SeenWorker, StoreError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,6 +66,28 @@ impl Dependency {
     }
 }
 
+/// A degraded way in which the process works now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Degraded {
+    /// Its name.
+    pub mode: Mode,
+    /// Since when.
+    pub since: String,
+    /// The fault that led to it. Without passwords.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What goes on in it.
+    pub what_goes_on: &'static str,
+}
+
+impl Degraded {
+    /// In this mode since then, because of this.
+    #[must_use]
+    pub fn new(mode: Mode, since_ms: i64, reason: String) -> Self {
+        Degraded { mode, since: rfc3339(since_ms), reason: Some(reason), what_goes_on: mode.what_goes_on() }
+    }
+}
+
 /// Who leads, by the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Leader {
@@ -101,6 +125,8 @@ pub struct Health {
     pub leader: Option<Leader>,
     /// What it depends on.
     pub dependencies: Vec<Dependency>,
+    /// The degraded ways in which it works.
+    pub degraded: Vec<Degraded>,
     /// Other faults, each in a sentence.
     pub problems: Vec<String>,
 }
@@ -118,7 +144,10 @@ impl Health {
         if self.dependencies.iter().any(|d| d.required && !d.ok) {
             return Status::Down;
         }
-        let whole = self.dependencies.iter().all(|d| d.ok) && self.problems.is_empty() && self.has_leader();
+        let whole = self.dependencies.iter().all(|d| d.ok)
+            && self.degraded.is_empty()
+            && self.problems.is_empty()
+            && self.has_leader();
         if whole { Status::Ok } else { Status::Degraded }
     }
 }
@@ -156,6 +185,8 @@ pub struct ProcessHealth {
     pub lease_held: Option<bool>,
     /// What the process itself watches, such as the broker's connection.
     pub dependencies: Vec<Dependency>,
+    /// The degraded ways in which it works.
+    pub degraded: Vec<Degraded>,
     /// Other faults, each in a sentence.
     pub problems: Vec<String>,
 }
@@ -223,7 +254,14 @@ impl WebState for PortsState {
         let own = self.own.borrow().clone();
         let mut dependencies = vec![ledger, presence];
         dependencies.extend(own.dependencies);
-        Health { roles: own.roles, leading: own.leading, leader, dependencies, problems: own.problems }
+        Health {
+            roles: own.roles,
+            leading: own.leading,
+            leader,
+            dependencies,
+            degraded: own.degraded,
+            problems: own.problems,
+        }
     }
 
     async fn workers(&self) -> Result<Vec<SeenWorker>, StoreError> {
@@ -276,6 +314,8 @@ mod tests {
         assert_eq!(down(Dependency::down("broker", "refused")), Status::Down);
         assert_eq!(down(Dependency::down("redis", "refused").optional()), Status::Degraded);
         assert_eq!(Health { leader: leader(Some(false)), ..whole.clone() }.status(), Status::Degraded);
+        let mode = Degraded::new(Mode::RedisAway, 0, "refused".into());
+        assert_eq!(Health { degraded: vec![mode], ..whole.clone() }.status(), Status::Degraded);
         assert_eq!(Health { leader: None, ..whole.clone() }.status(), Status::Degraded);
         assert_eq!(Health { leader: leader(None), ..whole.clone() }.status(), Status::Ok, "not watched is not absent");
     }

@@ -1,6 +1,6 @@
 //! The shapes of the answers. Field names are stable: scripts read them.
 
-use crate::state::{Dependency, Health, Leader, Pending, Status};
+use crate::state::{Degraded, Dependency, Health, Leader, Pending, Status};
 use serde::Serialize;
 use shardcron_domain::Incarnation;
 use shardcron_domain::units::rfc3339;
@@ -19,6 +19,7 @@ pub(crate) struct HealthView {
     leading: bool,
     leader: Option<Leader>,
     dependencies: Vec<Dependency>,
+    degraded: Vec<Degraded>,
     problems: Vec<String>,
 }
 
@@ -38,6 +39,7 @@ impl HealthView {
             leading: health.leading,
             leader: health.leader,
             dependencies: health.dependencies,
+            degraded: health.degraded,
             problems,
         };
         if !in_full {
@@ -46,6 +48,9 @@ impl HealthView {
             for dependency in &mut view.dependencies {
                 dependency.version = None;
                 dependency.detail = None;
+            }
+            for degraded in &mut view.degraded {
+                degraded.reason = None;
             }
         }
         view
@@ -60,6 +65,7 @@ impl HealthView {
             leading: false,
             leader: None,
             dependencies: Vec::new(),
+            degraded: Vec::new(),
             problems: vec![problem],
         }
     }

@@ -5,11 +5,12 @@
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::Value;
 use shardcron_domain::metric_names;
+use shardcron_domain::modes::Mode;
 use shardcron_domain::{ExecutionId, Incarnation, JobId};
 use shardcron_store::{ActiveExecution, JobRecord, Overview, SeenWorker, StoreError, TierOverview, WorkerBeat};
 use shardcron_web::{
-    Dependency, Health, Leader, Pending, PendingExecution, WebError, WebHandle, WebOptions, WebState, build_recorder,
-    serve,
+    Degraded, Dependency, Health, Leader, Pending, PendingExecution, WebError, WebHandle, WebOptions, WebState,
+    build_recorder, serve,
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -139,6 +140,7 @@ fn well() -> Health {
             Dependency::up("ledger", Some("MariaDB 10.11".into())),
             Dependency::up("broker", Some("RabbitMQ 4.0".into())),
         ],
+        degraded: vec![],
         problems: vec![],
     }
 }
@@ -166,6 +168,16 @@ fn healthz_is_200_while_all_is_well_and_503_when_a_dependency_is_down() {
     let answer = server.get("/healthz");
     assert_eq!((answer.status, &answer.json()["status"]), (200, &"degraded".into()));
     assert_eq!(server.get("/livez").status, 200);
+
+    let mode = Degraded::new(Mode::RedisAway, 0, "connection refused by 127.0.0.1:6379".into());
+    *server.told.health.lock().unwrap() = Health { degraded: vec![mode], ..well() };
+    let answer = server.get("/healthz");
+    let json = answer.json();
+    assert_eq!((answer.status, &json["status"]), (200, &"degraded".into()));
+    let mode = &json["degraded"][0];
+    assert_eq!((&mode["mode"], &mode["since"]), (&"redis_away".into(), &"1970-01-01T00:00:00Z".into()));
+    assert_eq!(mode["reason"], "connection refused by 127.0.0.1:6379");
+    assert!(mode["what_goes_on"].as_str().unwrap().contains("by the ledger"));
     server.stop();
 }
 
@@ -264,6 +276,7 @@ fn workers_by_their_state() {
             tiers: vec![("core".into(), 8), ("bulk".into(), 2)],
             running: 3,
             draining,
+            modes: vec![],
         },
         age_ms,
     };

@@ -59,6 +59,7 @@ impl HeartbeatActor {
         self.under_way = true;
         self.beat.running = self.shared.running.load(Ordering::Relaxed);
         self.beat.draining = self.shared.draining.load(Ordering::Relaxed);
+        self.beat.modes = self.ports.modes.names();
         let (beat, lost_after) = (self.beat.clone(), self.lost_after);
         let (presence, sent_ms, me) = (self.ports.presence.clone(), self.ports.clock.mono_ms(), ctx.address());
         // Bounded, so that one call that hangs does not take the place of the next.
@@ -102,6 +103,7 @@ fn beat(ports: &Ports, incarnation: Incarnation, options: &WorkerOptions) -> Wor
             .collect(),
         running: 0,
         draining: false,
+        modes: ports.modes.names(),
     }
 }
 

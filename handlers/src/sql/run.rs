@@ -21,13 +21,14 @@
 //! other refusal of a statement (a syntax error, a missing table, a broken constraint) would come again the same way: permanent.
 
 use super::params::Values;
+use super::port::ShardLedger;
 use super::tokens::SqlTemplate;
 use crate::now_ms;
 use metrics::counter;
 use shardcron_domain::metric_names::SQL_ANSWERS_LOST;
 use shardcron_domain::shard::{Checkpoint, Phase, Rejection};
 use shardcron_sdk::{ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice, async_trait};
-use shardcron_store::{AttemptOutcome, Ended, Ledger, ShardRow, SqlDone, SqlStep, StoreError};
+use shardcron_store::{AttemptOutcome, Ended, ShardRow, SqlDone, SqlStep, StoreError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,7 +61,7 @@ impl Default for SqlLimits {
 
 /// Runs a job's statements at the ledger.
 pub struct SqlHandler {
-    ledger: Arc<dyn Ledger>,
+    ledger: Arc<dyn ShardLedger>,
     template: SqlTemplate,
     chunk: Option<u32>,
     limits: SqlLimits,
@@ -69,7 +70,7 @@ pub struct SqlHandler {
 impl SqlHandler {
     /// A handler of statements; of a range, `chunk` keys go into each transaction.
     #[must_use]
-    pub fn new(ledger: Arc<dyn Ledger>, template: SqlTemplate, chunk: Option<u32>, limits: SqlLimits) -> Self {
+    pub fn new(ledger: Arc<dyn ShardLedger>, template: SqlTemplate, chunk: Option<u32>, limits: SqlLimits) -> Self {
         SqlHandler { ledger, template, chunk, limits }
     }
 }

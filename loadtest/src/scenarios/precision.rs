@@ -5,7 +5,7 @@ use crate::cluster::{self, ClusterOptions};
 use crate::report::{self, Burst, Lateness, Precision};
 use crate::services::ServiceArgs;
 use crate::session::{Session, Voice, now_ms};
-use crate::{procfs, rows};
+use crate::{peers, procfs, rows};
 use anyhow::{Context, Result};
 use clap::Args;
 use shardcron_domain::JobSpec;
@@ -30,6 +30,9 @@ pub struct PrecisionArgs {
     /// Worker processes
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     workers: u32,
+    /// Then measure celery beat, APScheduler and tokio-cron-scheduler, which are installed for it, with up to 1,000 such jobs
+    #[arg(long)]
+    peers: bool,
     /// Answer in JSON
     #[arg(long)]
     json: bool,
@@ -39,6 +42,8 @@ pub struct PrecisionArgs {
 
 /// Jobs that fire every second beside the others.
 const TICKS: u32 = 10;
+/// Jobs of a peer at most: each holds them in one process without a ledger, and some take a second for a thousand.
+const PEER_JOBS: u32 = 1_000;
 const PERIOD_MS: i64 = 60_000;
 /// Jobs of one call to the ledger.
 const APPLY: usize = 2_000;
@@ -76,7 +81,12 @@ pub async fn run(args: PrecisionArgs) -> Result<bool> {
     let options =
         ClusterOptions { variables: vec![("SHARDCRON_LOG_FILTER", "warn".to_owned())], ..ClusterOptions::default() };
     let mut session = Session::open(args.services.clone(), options, voice).await?;
-    let measured = measure(&mut session, &args).await;
+    let mut measured = measure(&mut session, &args).await;
+    if let (Ok(answer), true) = (&mut measured, args.peers) {
+        session.cluster.kill_all();
+        let load = peers::Load { jobs: args.jobs.min(PEER_JOBS), seconds: args.seconds };
+        answer.peers = peers::measure(load, &session.services.redis_url, |what| session.voice.phase(what)).await?;
+    }
     let closed = session.close(&[crate::session::TIER]).await;
     let answer = measured?;
     closed?;

@@ -6,10 +6,22 @@ use crate::lease::{LeaseAnswer, LeaseStore};
 use async_trait::async_trait;
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{self, RedisError, Script};
+use shardcron_domain::fallback::STAND_IN_PREFIX;
 use std::sync::LazyLock;
 use std::time::Duration;
 use tokio::sync::Mutex;
 
+/// Takes what is free, the caller's own, or a stand-in's if the caller is none (ARGV[3]); answers with the owner.
+static ACQUIRE: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "local owner = redis.call('GET', KEYS[1]) \
+         if not owner or owner == ARGV[1] or \
+           (string.sub(owner, 1, #ARGV[3]) == ARGV[3] and string.sub(ARGV[1], 1, #ARGV[3]) ~= ARGV[3]) then \
+           redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) return ARGV[1] \
+         end \
+         return owner",
+    )
+});
 /// Compares and extends in one step, so that a late renewal can't touch a successor's lease (case E-07). Answers with the owner.
 static RENEW: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
@@ -58,17 +70,11 @@ impl RedisLease {
         answer
     }
 
-    async fn set(&self, token: &str, ttl: Duration) -> std::result::Result<bool, RedisError> {
+    async fn take(&self, token: &str, ttl: Duration) -> std::result::Result<Option<String>, RedisError> {
         let mut connection = self.connected().await?;
-        let set: Option<String> = redis::cmd("SET")
-            .arg(&self.key)
-            .arg(token)
-            .arg("NX")
-            .arg("PX")
-            .arg(millis(ttl))
-            .query_async(&mut connection)
-            .await?;
-        Ok(set.is_some())
+        let mut call = ACQUIRE.key(&self.key);
+        call.arg(token).arg(millis(ttl)).arg(STAND_IN_PREFIX);
+        call.invoke_async(&mut connection).await
     }
 
     async fn extend(&self, token: &str, ttl: Duration) -> std::result::Result<Option<String>, RedisError> {
@@ -98,13 +104,8 @@ fn answer(owner: Option<String>, token: &str) -> LeaseAnswer {
 #[async_trait]
 impl LeaseStore for RedisLease {
     async fn acquire(&self, token: &str, ttl: Duration) -> Result<LeaseAnswer> {
-        match self.forget(self.set(token, ttl).await).await {
-            Ok(true) => Ok(LeaseAnswer::Mine),
-            Ok(false) => {
-                let owner = self.forget(self.extend(token, ttl).await).await.map_err(|e| unavailable(&e))?;
-                // It expired between the two: the next try is a renewal period away, and that is soon enough.
-                Ok(answer(owner, token))
-            }
+        match self.forget(self.take(token, ttl).await).await {
+            Ok(owner) => Ok(answer(owner, token)),
             // The command may have been carried out although its answer did not come.
             Err(error) => match self.forget(self.owner().await).await {
                 Ok(Some(owner)) if owner == token => Ok(LeaseAnswer::Mine),
@@ -116,6 +117,10 @@ impl LeaseStore for RedisLease {
     async fn renew(&self, token: &str, ttl: Duration) -> Result<LeaseAnswer> {
         let owner = self.forget(self.extend(token, ttl).await).await.map_err(|e| unavailable(&e))?;
         Ok(answer(owner, token))
+    }
+
+    async fn holder(&self) -> Result<Option<String>> {
+        self.forget(self.owner().await).await.map_err(|e| unavailable(&e))
     }
 
     async fn release(&self, token: &str) -> Result<()> {

@@ -119,6 +119,17 @@ impl RedisStores {
         Ok(faults)
     }
 
+    /// Whether it takes writes.
+    ///
+    /// # Errors
+    /// It did not answer, or refused.
+    pub async fn probe(&self) -> Result<()> {
+        let mut connection = self.connection().await?;
+        let mut set = redis::cmd("SET");
+        set.arg(self.key("probe")).arg(1).arg("PX").arg(1_000);
+        set.query_async(&mut connection).await.map_err(|e| unavailable(&e))
+    }
+
     async fn info(&self, section: &str) -> Result<String> {
         let mut connection = self.connection().await?;
         redis::cmd("INFO").arg(section).query_async(&mut connection).await.map_err(|e| unavailable(&e))

@@ -6,6 +6,7 @@ use super::value::Value;
 use crate::error::Result;
 use crate::lease::{LeaseAnswer, LeaseStore};
 use async_trait::async_trait;
+use shardcron_domain::fallback::{STAND_IN_PREFIX, is_stand_in};
 use std::time::Duration;
 
 /// A named lease in the ledger.
@@ -19,7 +20,7 @@ pub struct LedgerLease {
 
 impl LedgerLease {
     /// Who holds it now, if it has not expired.
-    async fn holder(&self) -> Outcome<Option<String>> {
+    async fn current(&self) -> Outcome<Option<String>> {
         let now = self.ledger.now_ms();
         let sql = format!("SELECT token FROM lease WHERE name = ? AND expires_ms > {now}");
         let rows = self.ledger.db.rows(&sql, &[self.name.as_str().into()]).await?;
@@ -30,15 +31,19 @@ impl LedgerLease {
         let db = &self.ledger.db;
         let now = self.ledger.now_ms();
         let name = Value::from(self.name.as_str());
-        // Compare and set in one statement: the row's own lock keeps the others out.
+        // Compare and set in one statement: the row's own lock keeps the others out. A stand-in's lease is as good as free to a
+        // scheduler; a prefix of no token at all is free to nobody.
+        let free_to_me = if is_stand_in(token) { "" } else { STAND_IN_PREFIX };
         let update = format!(
-            "UPDATE lease SET token = ?, expires_ms = {now} + ? WHERE name = ? AND (token = ? OR expires_ms <= {now})"
+            "UPDATE lease SET token = ?, expires_ms = {now} + ? WHERE name = ? AND \
+             (token = ? OR expires_ms <= {now} OR (? <> '' AND SUBSTR(token, 1, {}) = ?))",
+            STAND_IN_PREFIX.len()
         );
-        let args = [token.into(), ttl_ms.into(), name.clone(), token.into()];
+        let args = [token.into(), ttl_ms.into(), name.clone(), token.into(), free_to_me.into(), free_to_me.into()];
         if db.run(&update, &args).await? == 1 {
             return Ok(LeaseAnswer::Mine);
         }
-        if let Some(holder) = self.holder().await? {
+        if let Some(holder) = self.current().await? {
             return Ok(if holder == token { LeaseAnswer::Mine } else { LeaseAnswer::HeldBy(holder) });
         }
         let insert = format!("INSERT INTO lease (name, token, expires_ms) VALUES (?, ?, {now} + ?)");
@@ -58,7 +63,7 @@ impl LedgerLease {
         if self.ledger.db.run(&update, &args).await? == 1 {
             return Ok(LeaseAnswer::Mine);
         }
-        Ok(match self.holder().await? {
+        Ok(match self.current().await? {
             Some(holder) => LeaseAnswer::HeldBy(holder),
             None => LeaseAnswer::Nobody,
         })
@@ -77,6 +82,10 @@ impl LeaseStore for LedgerLease {
 
     async fn renew(&self, token: &str, ttl: Duration) -> Result<LeaseAnswer> {
         with_retries!(self.extend(token, millis(ttl)))
+    }
+
+    async fn holder(&self) -> Result<Option<String>> {
+        with_retries!(self.current())
     }
 
     async fn release(&self, token: &str) -> Result<()> {

@@ -12,6 +12,7 @@ mod ledger;
 mod migrate;
 mod pool;
 mod presence;
+mod reach;
 mod value;
 
 pub use lease::LedgerLease;
@@ -117,6 +118,15 @@ impl SqlLedger {
     #[must_use]
     pub fn dialect_name(&self) -> &'static str {
         self.db.dialect().name()
+    }
+
+    /// Why the database server is away, while it is, as the statements that run find it; `None` for SQLite, which can't be away.
+    #[must_use]
+    pub fn fault(&self) -> Option<tokio::sync::watch::Receiver<Option<String>>> {
+        match &self.db {
+            Db::MySql { reach, .. } => Some(reach.fault()),
+            Db::Sqlite { .. } => None,
+        }
     }
 
     /// Runs a script of statements separated by `;`, as it stands. For set-up by examples; never for text from outside.

@@ -2,7 +2,8 @@
 
 use super::SqlOptions;
 use super::dialect::Dialect;
-use super::fault::{Fault, Outcome};
+use super::fault::{Fault, Kind, Outcome};
+use super::reach::Reach;
 use super::value::{Row, Value, from_mysql, from_sqlite};
 use crate::error::StoreError;
 use futures_util::TryStreamExt as _;
@@ -16,13 +17,14 @@ use sqlx::{
 };
 use std::path::Path;
 use std::str::FromStr as _;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::error::Elapsed;
 
 /// The pools. SQLite has one writer, since it can't have two; its readers don't wait for the writer (WAL).
 #[derive(Clone, Debug)]
 pub(crate) enum Db {
-    MySql { pool: MySqlPool, limit: Duration },
+    MySql { pool: MySqlPool, limit: Duration, reach: Arc<Reach> },
     Sqlite { writer: SqlitePool, readers: SqlitePool },
 }
 
@@ -40,14 +42,22 @@ pub(crate) enum Tx {
 pub(crate) struct Loan {
     connection: Option<PoolConnection<MySql>>,
     limit: Option<Duration>,
+    reach: Arc<Reach>,
     answering: bool,
     in_transaction: bool,
 }
 
 impl Loan {
-    async fn of(pool: &MySqlPool, limit: Option<Duration>) -> Outcome<Self> {
-        let connection = pool.acquire().await.map_err(|e| Dialect::MySql.classify(&e))?;
-        Ok(Loan { connection: Some(connection), limit, answering: false, in_transaction: false })
+    async fn of(pool: &MySqlPool, limit: Option<Duration>, reach: &Arc<Reach>) -> Outcome<Self> {
+        let connection = pool.acquire().await.map_err(|e| {
+            let fault = Dialect::MySql.classify(&e);
+            if matches!(fault, Fault::Server { kind: Kind::Lost, .. }) {
+                reach.silent(&fault.clone().into_store_error().to_string());
+            }
+            fault
+        })?;
+        let reach = reach.clone();
+        Ok(Loan { connection: Some(connection), limit, reach, answering: false, in_transaction: false })
     }
 
     /// The connection, for one statement; until [`Self::answered`] it counts as lost.
@@ -60,13 +70,18 @@ impl Loan {
         match answer {
             Ok(answer) => {
                 self.answering = false;
-                answer.map_err(|e| Dialect::MySql.classify(&e))
+                let answer = answer.map_err(|e| Dialect::MySql.classify(&e));
+                if !matches!(answer, Err(Fault::Server { kind: Kind::Lost, .. })) {
+                    self.reach.answered();
+                }
+                answer
             }
             // Final: what did not answer in this time would not answer to a second try, and the caller must hear of it.
-            Err(_) => Err(Fault::Final(StoreError::Unavailable {
-                store: "ledger",
-                detail: format!("the database has not answered within {:?}", self.limit.unwrap_or_default()),
-            })),
+            Err(_) => {
+                let detail = format!("the database has not answered within {:?}", self.limit.unwrap_or_default());
+                self.reach.silent(&detail);
+                Err(Fault::Final(StoreError::Unavailable { store: "ledger", detail }))
+            }
         }
     }
 }
@@ -187,7 +202,7 @@ impl Db {
             .connect_with(connect)
             .await
             .map_err(|e| Dialect::MySql.classify(&e))?;
-        Ok(Db::MySql { pool, limit: options.call_timeout })
+        Ok(Db::MySql { pool, limit: options.call_timeout, reach: Arc::default() })
     }
 
     pub(crate) async fn sqlite(path: &str, options: &SqlOptions) -> Outcome<Self> {
@@ -210,8 +225,8 @@ impl Db {
     pub(crate) async fn begin(&self) -> Outcome<Tx> {
         let begin = self.dialect().begin();
         Ok(match self {
-            Db::MySql { pool, limit } => {
-                let mut loan = Loan::of(pool, Some(*limit)).await?;
+            Db::MySql { pool, limit, reach } => {
+                let mut loan = Loan::of(pool, Some(*limit), reach).await?;
                 ask!(&mut loan, connection => sqlx::raw_sql(begin).execute(connection))?;
                 loan.in_transaction = true;
                 Tx::MySql(loan)
@@ -225,8 +240,8 @@ impl Db {
     /// Rows, outside a transaction.
     pub(crate) async fn rows(&self, text: &str, args: &[Value]) -> Outcome<Vec<Row>> {
         let read = match self {
-            Db::MySql { pool, limit } => {
-                let mut loan = Loan::of(pool, Some(*limit)).await?;
+            Db::MySql { pool, limit, reach } => {
+                let mut loan = Loan::of(pool, Some(*limit), reach).await?;
                 let rows = ask!(&mut loan, connection => bound!(text, args).fetch_all(connection))?;
                 rows.iter().map(from_mysql).collect()
             }
@@ -241,8 +256,8 @@ impl Db {
     pub(crate) async fn raw_rows(&self, text: &str) -> Outcome<Vec<Row>> {
         let query = sqlx::raw_sql(AssertSqlSafe(text.to_owned()));
         let read = match self {
-            Db::MySql { pool, limit } => {
-                let mut loan = Loan::of(pool, Some(*limit)).await?;
+            Db::MySql { pool, limit, reach } => {
+                let mut loan = Loan::of(pool, Some(*limit), reach).await?;
                 let rows = ask!(&mut loan, connection => query.fetch_all(connection))?;
                 rows.iter().map(from_mysql).collect()
             }
@@ -256,8 +271,8 @@ impl Db {
     /// A write that is its own transaction; the count of rows that it matched.
     pub(crate) async fn run(&self, text: &str, args: &[Value]) -> Outcome<u64> {
         let done = match self {
-            Db::MySql { pool, limit } => {
-                let mut loan = Loan::of(pool, Some(*limit)).await?;
+            Db::MySql { pool, limit, reach } => {
+                let mut loan = Loan::of(pool, Some(*limit), reach).await?;
                 return ask!(&mut loan, connection => bound!(text, args).execute(connection))
                     .map(|d| d.rows_affected());
             }
@@ -283,8 +298,8 @@ impl Db {
     async fn raw_within(&self, text: &str, limit: Option<Duration>) -> Outcome<u64> {
         let query = sqlx::raw_sql(AssertSqlSafe(text.to_owned()));
         let done = match self {
-            Db::MySql { pool, .. } => {
-                let mut loan = Loan::of(pool, limit).await?;
+            Db::MySql { pool, reach, .. } => {
+                let mut loan = Loan::of(pool, limit, reach).await?;
                 return ask!(&mut loan, connection => query.execute(connection)).map(|d| d.rows_affected());
             }
             Db::Sqlite { writer, .. } => query.execute(writer).await.map(|d| d.rows_affected()),

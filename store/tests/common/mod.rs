@@ -1,6 +1,8 @@
 //! What the store's tests share: fresh ledgers of each kind, a job, a leader, and a way to fire.
 #![allow(dead_code, reason = "each test binary takes what it needs")]
 
+pub mod cases;
+
 use shardcron_domain::job::{OverlapPolicy, RetryPolicy};
 use shardcron_domain::plan::ShardPlan;
 use shardcron_domain::units::Span;
