@@ -95,7 +95,7 @@ fn fired_on_time() {
 fn fired_late_by_a_fail_over() {
     let t = at("03-10T01:30:00");
     let mut fired = decision(t, DecisionKind::Fired, t + 6_250, 8);
-    fired.execution = Some(execution(2, Phase::Running));
+    fired.execution = Some(execution(2, Phase::Success));
     golden("fired_late_by_a_fail_over", &job(), &due(t, vec![fired]), &epochs());
 }
 
