@@ -43,6 +43,9 @@ enum Command {
     /// Work with jobs
     #[command(subcommand)]
     Jobs(commands::jobs::JobsCommand),
+    /// Make a job file of what another scheduler keeps; needs no service
+    #[command(subcommand)]
+    Import(commands::import::ImportCommand),
     /// Fire a job by hand
     #[command(
         after_help = "Examples:\n  shardcron trigger reconcile-flights --wait\n  shardcron trigger settle --param date=2013-01-31 --request-id settle-2013-01-31\n  shardcron trigger settle --only-shards 3,5                  # again, these two only\n  shardcron trigger settle --at 2026-12-24T18:00:00+01:00     # kept, and fired then"
@@ -149,6 +152,7 @@ fn run(command: Command, config: Config, out: Out, registry: shardcron_sdk::Regi
         Command::Scheduler => serve::serve(config, serve::Roles { scheduler: true, worker: false }, registry),
         Command::Worker => serve::serve(config, serve::Roles { scheduler: false, worker: true }, registry),
         Command::Jobs(command) => commands::run(commands::jobs::run(command, config, out)),
+        Command::Import(command) => commands::import::run(command, out),
         Command::Trigger(args) => commands::run(commands::trigger::run(args, config, out)),
         Command::Backfill(args) => commands::run(commands::backfill::run(args, config, out)),
         Command::Explain(args) => commands::run(commands::explain::run(args, config, out)),

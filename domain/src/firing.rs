@@ -161,31 +161,47 @@ pub fn due(schedule: &Schedule, policy: &MisfirePolicy, next_fire_ms: i64, now_m
     Ok(Due { intents, next_fire_ms: next })
 }
 
-/// The next instant of a job that is changed, out of the one that it had and the one that its new schedule has after now.
-///
-/// An instant that has come and has no decision yet is kept, so that the next look decides it (F2); it is judged by the job's new
-/// version. A new schedule is evaluated from now (case S-10): where it puts instants of its own between the kept one and now, a
-/// look from the kept one would fire what never was due, and the fresh one is taken instead.
-#[must_use]
-pub fn next_after_change(
-    old: Option<&ScheduleSpec>,
-    new: Option<&ScheduleSpec>,
-    old_next: Option<i64>,
-    fresh_next: Option<i64>,
-    now_ms: i64,
-) -> Option<i64> {
-    let new = new?;
-    if old == Some(new) {
-        // None although there is a schedule: it has no instant any more, or could not be computed and may be now.
-        return old_next.or(fresh_next);
-    }
-    let waits = old.and(old_next).filter(|due| *due <= now_ms);
-    waits.filter(|due| nothing_between(new, *due, now_ms)).or(fresh_next)
+/// The next instant of a job that is changed, and whether its old schedule still owes decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AfterChange {
+    /// The next instant.
+    pub next_fire_ms: Option<i64>,
+    /// The old schedule decides about the instants up to and including this one, from the next one on.
+    pub owed_upto_ms: Option<i64>,
 }
 
-fn nothing_between(schedule: &ScheduleSpec, from_ms: i64, now_ms: i64) -> bool {
-    let after = schedule.compile().and_then(|schedule| schedule.next_after(from_ms));
-    after.is_ok_and(|next| next.is_none_or(|next| next > now_ms))
+/// A job before it is changed.
+#[derive(Clone, Copy, Debug)]
+pub struct BeforeChange<'s> {
+    /// Its schedule.
+    pub schedule: Option<&'s ScheduleSpec>,
+    /// Its next instant.
+    pub next_fire_ms: Option<i64>,
+    /// Whether that is of a still earlier schedule, which owes decisions.
+    pub owes: bool,
+}
+
+/// The next instant of a job that is changed, out of the one that it had and the one that its new schedule has after now.
+///
+/// Instants of the old schedule that have come and have no decision yet stay its own (F2, docs/decisions/0015): it decides about
+/// all of them up to now, by the new version's policies, and the new schedule is evaluated from now (case S-10).
+#[must_use]
+pub fn next_after_change(
+    before: BeforeChange<'_>,
+    new: Option<&ScheduleSpec>,
+    fresh_next: Option<i64>,
+    now_ms: i64,
+) -> AfterChange {
+    let BeforeChange { schedule: old, next_fire_ms: old_next, owes } = before;
+    if old == new {
+        // None although there is a schedule: it has no instant any more, or could not be computed and may be now.
+        let next_fire_ms = old_next.or(fresh_next.filter(|_| new.is_some()));
+        return AfterChange { next_fire_ms, owed_upto_ms: None };
+    }
+    match old_next.filter(|due| *due <= now_ms && (owes || old.is_some())) {
+        Some(due) => AfterChange { next_fire_ms: Some(due), owed_upto_ms: old.map(|_| now_ms) },
+        None => AfterChange { next_fire_ms: fresh_next.filter(|_| new.is_some()), owed_upto_ms: None },
+    }
 }
 
 /// What should become of each. Right for all but as many of the last ones as may fire, if later instants have come, too. Excepted
@@ -439,28 +455,36 @@ mod tests {
     }
 
     #[test]
-    fn a_change_keeps_what_is_due_and_invents_nothing() {
+    fn a_changed_job_owes_what_is_due() {
         let every = |mins| ScheduleSpec { every: Some(Span::mins(mins)), ..ScheduleSpec::default() };
         let (old, new) = (every(5), every(60));
-        let (due, now, fresh) = (at("10:05:00"), at("10:05:30"), Some(at("11:00:00")));
-        let change = |old, new, old_next| next_after_change(old, new, old_next, fresh, now);
-        assert_eq!(change(Some(&old), Some(&old), Some(due)), Some(due), "another key was changed");
-        assert_eq!(change(Some(&old), Some(&old), Some(at("10:10:00"))), Some(at("10:10:00")));
-        assert_eq!(change(Some(&old), Some(&old), None), fresh, "it could not be computed before");
-        assert_eq!(change(Some(&old), Some(&new), Some(due)), Some(due), "due before the change");
-        assert_eq!(change(Some(&old), Some(&new), Some(now)), Some(now), "due at the change");
-        assert_eq!(change(Some(&old), Some(&new), Some(now + 1)), fresh, "not due yet");
-        assert_eq!(change(Some(&old), Some(&new), None), fresh);
-        assert_eq!(change(None, Some(&new), Some(due)), fresh, "it had no schedule");
-        assert_eq!(change(None, Some(&new), None), fresh);
-        assert_eq!(change(Some(&old), None, Some(due)), None);
-        assert_eq!(change(None, None, Some(due)), None);
-        let seconds = ScheduleSpec { every: Some(Span::secs(1)), ..ScheduleSpec::default() };
-        assert_eq!(
-            change(Some(&old), Some(&seconds), Some(due)),
-            fresh,
-            "29 instants of the new schedule were never due"
-        );
+        let (due, now, fresh) = (at("10:00:00"), at("10:00:30"), Some(at("11:00:00")));
+        let change = |new: Option<&ScheduleSpec>, old_next| {
+            let before = BeforeChange { schedule: Some(&old), next_fire_ms: old_next, owes: false };
+            let after = next_after_change(before, new, fresh, now);
+            (after.next_fire_ms, after.owed_upto_ms)
+        };
+        assert_eq!(change(Some(&old), Some(due)), (Some(due), None), "the same schedule: nothing changes");
+        assert_eq!(change(Some(&old), None), (fresh, None), "it could not be computed and may be now");
+        assert_eq!(change(Some(&new), Some(due)), (Some(due), Some(now)), "due: the old schedule decides up to now");
+        assert_eq!(change(Some(&new), Some(now + 1)), (fresh, None), "not due: from now");
+        assert_eq!(change(None, Some(due)), (Some(due), Some(now)), "also where no schedule follows");
+        assert_eq!(change(None, Some(now + 1)), (None, None));
+        let none = BeforeChange { schedule: None, next_fire_ms: None, owes: false };
+        let first = next_after_change(none, Some(&new), fresh, now);
+        assert_eq!((first.next_fire_ms, first.owed_upto_ms), (fresh, None));
+        let owing = BeforeChange { schedule: None, next_fire_ms: Some(due), owes: true };
+        let kept = next_after_change(owing, Some(&new), fresh, now);
+        assert_eq!((kept.next_fire_ms, kept.owed_upto_ms), (Some(due), None), "what was owed before stays owed");
+        // What the leader makes of it: each of the old schedule's instants, then the new one's from now on.
+        let compiled = new.compile().unwrap().after(vec![(old.compile().unwrap(), at("10:12:00"))]);
+        let looked = due_of(&compiled, due, at("11:00:05"));
+        assert_eq!(looked, ["10:00:00", "10:05:00", "10:10:00", "11:00:00"].map(at));
+    }
+
+    fn due_of(schedule: &Schedule, next: i64, now: i64) -> Vec<i64> {
+        let due = due(schedule, &MisfirePolicy::default(), next, now).unwrap();
+        due.intents.iter().map(Intent::nominal_ms).collect()
     }
 
     #[test]
@@ -474,8 +498,11 @@ mod tests {
         let now = instant("2026-05-17T16:00:00Z");
         let (old, new) = (monthly("UTC"), monthly("Europe/Paris"));
         let fresh = new.compile().unwrap().next_after(now).unwrap();
-        let next = next_after_change(Some(&old), Some(&new), Some(instant("2026-06-01T05:00:00Z")), fresh, now);
-        assert_eq!(next, Some(instant("2026-06-01T03:00:00Z")));
+        let next_fire_ms = Some(instant("2026-06-01T05:00:00Z"));
+        let before = BeforeChange { schedule: Some(&old), next_fire_ms, owes: false };
+        let after = next_after_change(before, Some(&new), fresh, now);
+        assert_eq!(after.next_fire_ms, Some(instant("2026-06-01T03:00:00Z")));
+        assert_eq!(after.owed_upto_ms, None);
     }
 
     #[test]

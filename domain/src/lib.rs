@@ -17,6 +17,7 @@ pub mod firing;
 pub mod flow;
 pub mod hints;
 pub mod ids;
+pub mod import;
 pub mod invariants;
 pub mod job;
 pub mod jobfile;

@@ -1,15 +1,16 @@
-//! The protocol of Shardcron under every fault that a cluster has, without a cluster.
+//! Shardcron under every fault that a cluster has, without a cluster.
 //!
-//! Owns two worlds, both over the domain's own transition functions:
+//! Owns three worlds:
 //!
-//! - [`model`]: a small world that a model checker explores to its last state;
-//! - [`world`]: a large world with time, policies and a seed, of which thousands of lives are simulated.
+//! - [`cluster`]: the real actors on the real SQL, in virtual time and from a seed;
+//! - [`model`]: a small world over the domain's transition functions that a model checker explores to its last state;
+//! - [`world`]: a large world over the same functions, with time, policies and a seed: the protocol without the actors. Its rules of
+//!   *when to do what* are written down a second time, so it is quick, and sees what is wrong with the rules themselves.
 //!
-//! Both keep their ledger's guards in [`guard`], where the mutations are that prove that the checks can fail. Must not read a
-//! clock, sleep, or draw from anything but the seed. What runs here is the protocol, not the actix actors and not the SQL: the
-//! rules of *when to do what* are written down a second time, and the conformance suites and the tests on real services hold
-//! the first writing to the same promises.
+//! The mutations that prove that the checks can fail are in [`guard`] for the latter two, and in the ports of [`cluster`]. Must not
+//! draw from anything but the seed, or let a clock of the host decide anything.
 
+pub mod cluster;
 pub mod guard;
 pub mod model;
 pub mod world;

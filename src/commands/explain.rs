@@ -15,7 +15,7 @@ use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::schedule::{Schedule, ScheduleSpec};
 use shardcron_domain::units::{Span, parse_instant, rfc3339};
 use shardcron_domain::{Epoch, ExecutionId, JobSpec};
-use shardcron_store::{DecisionRow, JobRecord, JobVersion};
+use shardcron_store::{DecisionRow, JobRecord, VersionRow};
 use std::process::ExitCode;
 
 /// Decisions of one answer.
@@ -55,7 +55,7 @@ pub async fn run(args: ExplainArgs, config: Config, out: Out) -> Result<ExitCode
 struct Look {
     wired: Wired,
     record: JobRecord,
-    versions: Vec<JobVersion>,
+    versions: Vec<VersionRow>,
     facts: JobFacts,
     epochs: Vec<EpochFacts>,
     now_ms: i64,
@@ -64,7 +64,7 @@ struct Look {
 impl Look {
     async fn new(wired: Wired, record: JobRecord) -> Result<Self> {
         let ledger = &wired.ports.ledger;
-        let versions = ledger.versions(record.id, EPOCHS).await?;
+        let versions = ledger.job_versions(&record.name, EPOCHS).await?;
         let epochs = ledger.epochs(None, EPOCHS).await?;
         let pauses = ledger.pauses().await?;
         let tier = record.spec.as_ref().map(|spec| format!("tier:{}", spec.tier)).unwrap_or_default();

@@ -1,10 +1,13 @@
 //! `shardcron jobs …`
 
+mod apply;
+mod diff;
 pub mod files;
 mod next;
 mod validate;
+mod versions;
 
-use super::{Misuse, connect_migrated, connect_to_look, now_ms, who};
+use super::{Misuse, connect_to_look, now_ms, who};
 use crate::config::Config;
 use crate::output::{Out, instant, line, table};
 use anyhow::{Context, Result};
@@ -13,18 +16,19 @@ use serde_json::json;
 use shardcron_domain::JobSpec;
 use shardcron_domain::plan::ShardPlan;
 use shardcron_domain::units::rfc3339;
-use shardcron_store::ApplyOutcome;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The sub-commands.
 #[derive(Subcommand)]
 pub enum JobsCommand {
-    /// Create or update the jobs of a file
-    Apply {
-        /// The job file
-        file: PathBuf,
-    },
+    /// Create or update the jobs of a file or a directory; what is unchanged stays untouched
+    #[command(
+        after_help = "Shows what changes, key by key. Asks nothing; refuses if somebody else changed a job since it was read.\n\n\
+                      Examples:\n  shardcron jobs apply jobs.toml --dry-run\n  shardcron jobs apply jobs.d/ --prune --source reports\n  \
+                      shardcron jobs apply settle.toml --expect-version 4"
+    )]
+    Apply(apply::ApplyArgs),
     /// Check a file or a directory without applying it; needs no service
     #[command(
         after_help = "Shows every fault with its line, key and remedy, and hints at what is probably not meant. Hints do not change the \
@@ -40,6 +44,23 @@ pub enum JobsCommand {
     Show {
         /// Its name
         job: String,
+        /// An earlier version of it
+        #[arg(long)]
+        version: Option<u32>,
+    },
+    /// List a job's versions: when, by whom, what was changed
+    Versions {
+        /// Its name
+        job: String,
+    },
+    /// Delete a job. What it did stays in the ledger, and what runs goes on
+    #[command(after_help = "Example:\n  shardcron jobs delete settle --expect-version 4")]
+    Delete {
+        /// Its name
+        job: String,
+        /// Refuse unless the job is at this version
+        #[arg(long, value_name = "VERSION")]
+        expect_version: Option<u32>,
     },
     /// Show the coming firings of a file's jobs, which needs no service, or of an applied job
     #[command(
@@ -69,10 +90,13 @@ pub enum JobsCommand {
 /// Runs one.
 pub async fn run(command: JobsCommand, config: Config, out: Out) -> Result<ExitCode> {
     match command {
-        JobsCommand::Apply { file } => apply(&file, &config, out).await,
+        JobsCommand::Apply(args) => apply::run(args, &config, out).await,
         JobsCommand::Validate { file } => validate::run(&file, out),
         JobsCommand::List => list(&config, out).await,
-        JobsCommand::Show { job } => show(&job, &config, out).await,
+        JobsCommand::Show { job, version: Some(version) } => versions::show(&job, version, &config, out).await,
+        JobsCommand::Show { job, version: None } => show(&job, &config, out).await,
+        JobsCommand::Versions { job } => versions::list(&job, &config, out).await,
+        JobsCommand::Delete { job, expect_version } => versions::delete(&job, expect_version, &config, out).await,
         JobsCommand::Next { target, from, count } => next::run(&target, from.as_deref(), count, (&config, out)).await,
         JobsCommand::Pause(args) => super::pause::run(args, true, &config, out).await,
         JobsCommand::Resume(args) => super::pause::run(args, false, &config, out).await,
@@ -95,29 +119,6 @@ pub fn with_next(jobs: Vec<JobSpec>, now_ms: i64) -> Result<Vec<(JobSpec, Option
         .collect()
 }
 
-async fn apply(file: &Path, config: &Config, out: Out) -> Result<ExitCode> {
-    let jobs = with_next(files::load(file)?.into_specs(), now_ms())?;
-    let wired = connect_migrated(config).await?;
-    let applied = wired.ports.ledger.apply_jobs(&jobs, &who(), now_ms()).await?;
-    // As the ledger has them: a changed job keeps an instant that is due.
-    let stored = wired.ports.ledger.jobs().await?;
-    out.answer(&applied, || {
-        table(
-            &["job", "version", "what", "next"],
-            applied.iter().map(|a| {
-                let next = stored.iter().find(|j| j.name == a.name).and_then(|j| j.next_fire_ms);
-                let what = match a.outcome {
-                    ApplyOutcome::Created => "created",
-                    ApplyOutcome::Updated => "updated",
-                    ApplyOutcome::Unchanged => "unchanged",
-                };
-                vec![a.name.clone(), a.version.to_string(), what.into(), instant(next)]
-            }),
-        );
-    });
-    Ok(ExitCode::SUCCESS)
-}
-
 pub fn plural(n: usize, word: &str) -> String {
     if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") }
 }
@@ -134,6 +135,9 @@ async fn list(config: &Config, out: Out) -> Result<ExitCode> {
     let now = now_ms();
     let state = |job: &shardcron_store::JobRecord| match (&job.spec, &job.paused_by, job.next_fire_ms) {
         (Err(fault), ..) => format!("invalid: {fault}"),
+        (Ok(spec), ..) if spec.compiled_schedule().is_err() => {
+            format!("invalid: {}", spec.compiled_schedule().err().map(|e| e.to_string()).unwrap_or_default())
+        }
         (_, Some(who), _) => format!("paused by {who}"),
         _ if around(job).is_some() => {
             around(job).map(|p| format!("paused by {} ({})", p.paused_by, p.scope)).unwrap_or_default()

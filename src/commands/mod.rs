@@ -5,6 +5,7 @@ pub mod dead;
 pub mod doctor;
 pub mod executions;
 pub mod explain;
+pub mod import;
 pub mod jobs;
 pub mod migrate;
 pub mod pause;

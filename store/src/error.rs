@@ -35,6 +35,9 @@ pub enum StoreError {
     /// The caller asked for something that can't be: an unknown job, a version that is gone.
     #[error("{0}")]
     Invalid(String),
+    /// Somebody else changed it since the caller looked. Nothing was written; look again.
+    #[error("{0}")]
+    Conflict(String),
     /// What stands in the store can't be understood. Says where.
     #[error("the ledger holds something that this version can't read: {0}")]
     Corrupt(String),

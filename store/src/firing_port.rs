@@ -15,8 +15,6 @@ pub trait FiringLedger: Send + Sync + 'static {
     /// Epochs up to one (or to the latest), latest first.
     async fn epochs(&self, upto: Option<Epoch>, limit: usize) -> Result<Vec<EpochRow>>;
 
-    /// A job's versions, latest first.
-    async fn versions(&self, job: JobId, limit: usize) -> Result<Vec<JobVersion>>;
     /// The decision that was made last about a job.
     async fn latest_decision(&self, job: JobId) -> Result<Option<DecisionRow>>;
 

@@ -104,17 +104,6 @@ pub struct EpochRow {
     pub seen_ms: i64,
 }
 
-/// A version of a job.
-#[derive(Clone, Debug)]
-pub struct JobVersion {
-    /// Its number.
-    pub version: u32,
-    /// When it was applied.
-    pub created_ms: i64,
-    /// What it says; the text of the fault if it can't be read.
-    pub spec: std::result::Result<shardcron_domain::JobSpec, String>,
-}
-
 /// A pause of more than one job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PauseRow {

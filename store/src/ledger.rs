@@ -1,6 +1,7 @@
 //! The port of the ledger.
 
 use crate::error::Result;
+use crate::job_rows::*;
 use crate::rows::*;
 use async_trait::async_trait;
 use shardcron_domain::execution;
@@ -41,10 +42,27 @@ pub trait Ledger: crate::firing_port::FiringLedger {
 
     // ---- jobs ---------------------------------------------------------------------------------------------------------
 
-    /// Creates or updates jobs, in one transaction. With each comes the next instant that its schedule would have from now; it is
-    /// taken for a new job, and for a changed one by the rule of [`next_after_change`](shardcron_domain::firing::next_after_change),
-    /// which keeps an instant that is due. Bumps the jobs' revision if anything changed. `who` goes into the audit table.
-    async fn apply_jobs(&self, jobs: &[(JobSpec, Option<i64>)], who: &str, now_ms: i64) -> Result<Vec<Applied>>;
+    /// Creates or updates jobs, in one transaction: [`Ledger::change_jobs`] without looking at what was there. With each comes the
+    /// next instant that its schedule would have from now.
+    async fn apply_jobs(&self, jobs: &[(JobSpec, Option<i64>)], who: &str, now_ms: i64) -> Result<Vec<Applied>> {
+        let apply = jobs
+            .iter()
+            .map(|(spec, next)| JobChange { spec: spec.clone(), next_fire_ms: *next, expected: None })
+            .collect();
+        Ok(self.change_jobs(&JobChanges { apply, ..JobChanges::default() }, who, now_ms).await?.applied)
+    }
+    /// Creates, updates and deletes jobs, in one transaction. The given next instant is taken for a new job, and for a changed one
+    /// by the rule of [`next_after_change`](shardcron_domain::firing::next_after_change), which leaves instants that are due to the
+    /// schedule that they are of. Bumps the jobs' revision if anything changed. `who` goes into the audit table.
+    ///
+    /// [`Conflict`](crate::StoreError::Conflict): a job is not what was expected; nothing was changed.
+    async fn change_jobs(&self, changes: &JobChanges, who: &str, now_ms: i64) -> Result<Changed>;
+    /// The latest versions of a job, newest first; a deleted job's, too. Empty: there never was such a job.
+    async fn job_versions(&self, name: &str, limit: usize) -> Result<Vec<VersionRow>>;
+    /// One version of a job.
+    async fn job_version(&self, name: &str, version: u32) -> Result<Option<VersionRow>>;
+    /// The jobs that a source applied last, with their versions, by name.
+    async fn jobs_of_source(&self, source: &str) -> Result<Vec<(String, u32)>>;
     /// All jobs, by name.
     async fn jobs(&self) -> Result<Vec<JobRecord>>;
     /// One job.

@@ -5,6 +5,7 @@ use serde::Serialize;
 use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::job::{JobSpec, OverlapPolicy, RetryPolicy};
 use shardcron_domain::plan::ShardPlan;
+use shardcron_domain::schedule::ScheduleSpec;
 use shardcron_domain::shard::{Checkpoint, FailureClass};
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, execution, shard};
 
@@ -26,6 +27,8 @@ pub struct JobRecord {
     pub paused_by: Option<String>,
     /// Its next instant.
     pub next_fire_ms: Option<i64>,
+    /// Earlier schedules that still decide, each about instants up to and including the one with it, in their order.
+    pub owed: Vec<(ScheduleSpec, i64)>,
 }
 
 /// What `apply_jobs` did with one job.

@@ -18,7 +18,6 @@ conformance!(
     l1_a_deposed_leader_writes_nothing,
     a_01_applying_the_same_jobs_changes_nothing,
     a_changed_job_makes_its_intents_stale,
-    a_changed_job_keeps_what_is_due,
     m_06_one_unreadable_job_does_not_hide_the_others,
     i_02_fire_keys_that_differ_in_blanks_are_different,
     i_07_keys_are_compared_and_parameters_are_not,
@@ -158,27 +157,6 @@ use shardcron_domain::units::Span;
 fn scheduled(name: &str, mins: u64) -> JobSpec {
     let every = ScheduleSpec { every: Some(Span::mins(mins)), ..ScheduleSpec::default() };
     JobSpec { schedule: Some(every), ..spec(name) }
-}
-
-async fn a_changed_job_keeps_what_is_due(world: World) {
-    let ledger = &world.ledger;
-    let change = async |spec: JobSpec, fresh, now| {
-        ledger.apply_jobs(&[(spec, fresh)], "ci", now).await.unwrap();
-        ledger.job("job").await.unwrap().unwrap().next_fire_ms
-    };
-    assert_eq!(change(scheduled("job", 5), Some(T0), T0 - 1).await, Some(T0));
-    let other_tier = JobSpec { tier: "bulk".into(), ..scheduled("job", 5) };
-    assert_eq!(change(other_tier, Some(T0 + 300_000), T0 + 10).await, Some(T0), "due, and only the tier is another");
-    assert_eq!(
-        change(scheduled("job", 60), Some(T0 + 3_600_000), T0 + 20).await,
-        Some(T0),
-        "due under either schedule"
-    );
-    assert_eq!(change(spec("job"), None, T0 + 30).await, None, "no schedule any more");
-    assert_eq!(change(scheduled("job", 5), Some(T0 + 300_000), T0 + 40).await, Some(T0 + 300_000));
-    assert_eq!(change(scheduled("job", 7), Some(T0 + 420_000), T0 + 50).await, Some(T0 + 420_000), "not due: from now");
-    ledger.execute_script("UPDATE jobs SET spec = '{}', next_fire_ms = 1").await.unwrap();
-    assert_eq!(change(scheduled("job", 9), Some(T0 + 540_000), T0 + 60).await, Some(T0 + 540_000), "unreadable");
 }
 
 async fn a_changed_job_makes_its_intents_stale(world: World) {

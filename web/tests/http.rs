@@ -335,6 +335,7 @@ fn a_05_an_instant_in_the_past_is_flagged_with_the_reason() {
         spec: Err("handler: unknown key 'shell'".into()),
         paused_by: paused_by.map(str::to_owned),
         next_fire_ms,
+        owed: Vec::new(),
     };
     *server.told.jobs.lock().unwrap() = vec![
         job("late", Some(1_000), None),

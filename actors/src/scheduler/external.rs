@@ -170,6 +170,10 @@ impl Pump {
     }
 
     async fn fire(&self, job: &str, intent: FireIntent) -> Result<Handled, String> {
+        // The look at the job may have taken longer than the lease lasts (L2).
+        if !self.term.trusted(self.ports.clock.mono_ms()) {
+            return Ok(Handled::Again("the lease is in doubt".into()));
+        }
         let now_ms = self.ports.clock.now_ms();
         let outcome = match self.ports.ledger.fire(self.term.epoch, std::slice::from_ref(&intent), now_ms).await {
             Ok(mut outcomes) => outcomes.pop().unwrap_or(FireOutcome::Stale),

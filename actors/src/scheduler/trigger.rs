@@ -13,7 +13,7 @@ use shardcron_domain::firing::{self, DecisionKind, Intent};
 use shardcron_domain::job::JobSpec;
 use shardcron_domain::limits::FIRINGS_PER_WRITE;
 use shardcron_domain::plan::ShardPlan;
-use shardcron_domain::schedule::{ExceptionPool, Schedule};
+use shardcron_domain::schedule::{ExceptionPool, Schedule, ScheduleError, ScheduleSpec};
 use shardcron_domain::wheel::Wheel;
 use shardcron_domain::{Epoch, ExecutionId, JobId};
 use shardcron_store::{
@@ -38,8 +38,8 @@ pub(super) struct Ready {
     id: JobId,
     name: String,
     pub(super) version: u32,
-    /// Without its schedule's text, which may hold a calendar.
-    spec: JobSpec,
+    /// Without its schedule's text, which may hold a calendar; why it can't be used, if it can't.
+    spec: Result<JobSpec, String>,
     pub(super) schedule: Option<Schedule>,
     /// The next instant. The wheel holds when it is to fire, which a jitter makes later.
     next_ms: Option<i64>,
@@ -155,19 +155,26 @@ impl TriggerActor {
     pub(super) fn plan(&mut self, id: JobId, next_ms: Option<i64>) {
         let Some(ready) = self.jobs.get_mut(&id) else { return };
         ready.next_ms = next_ms;
-        let Some(schedule) = &ready.schedule else { return };
+        let schedule = ready.schedule.as_ref();
         // What can't be computed is looked at by its instant, and found out there.
-        let due_ms = next_ms.map(|next| schedule.due_at(next).unwrap_or(next));
-        self.wheel.set(id, due_ms);
-        if next_ms.is_none() && schedule.delay_ms().is_some() {
+        let due_at = |next| schedule.and_then(|schedule| schedule.due_at(next).ok()).unwrap_or(next);
+        self.wheel.set(id, next_ms.map(due_at));
+        if next_ms.is_none() && schedule.is_some_and(|schedule| schedule.delay_ms().is_some()) {
             self.delayed.wait(id);
         }
     }
 
     fn look(&mut self, id: JobId, now_ms: i64) {
         let Some(ready) = self.jobs.get(&id) else { return };
-        let (Some(schedule), Some(next_fire_ms)) = (&ready.schedule, ready.next_ms) else { return };
-        match firing::due(schedule, &ready.spec.misfire, next_fire_ms, now_ms) {
+        let Some(next_fire_ms) = ready.next_ms else { return };
+        let looked = match (&ready.spec, &ready.schedule) {
+            (Err(fault), _) => Err(fault.clone()),
+            (Ok(_), None) => return,
+            (Ok(spec), Some(schedule)) => {
+                firing::due(schedule, &spec.misfire, next_fire_ms, now_ms).map_err(|e| e.to_string())
+            }
+        };
+        match looked {
             Ok(due) => {
                 let nominals: Vec<i64> = due.intents.iter().map(Intent::nominal_ms).collect();
                 for (i, intent) in due.intents.into_iter().enumerate() {
@@ -178,14 +185,10 @@ impl TriggerActor {
                     });
                 }
             }
-            Err(e) => {
+            Err(reason) => {
                 // Never the silent end of a job: an alert now, a decision in the ledger, and the job's list shows it.
-                tracing::error!(job = %ready.name, error = %e, "the schedule can't be computed; the job will not fire by itself");
-                let intent = Intent::Record {
-                    nominal_ms: next_fire_ms,
-                    kind: DecisionKind::InvalidSchedule,
-                    reason: e.to_string(),
-                };
+                tracing::error!(job = %ready.name, error = %reason, "the schedule can't be computed; the job will not fire by itself");
+                let intent = Intent::Record { nominal_ms: next_fire_ms, kind: DecisionKind::InvalidSchedule, reason };
                 self.queue.push_back(Queued {
                     intent: scheduled_intent(ready, intent, self.ports.entropy.id()),
                     following: None,
@@ -304,7 +307,12 @@ fn scheduled_intent(ready: &Ready, intent: Intent, id: uuid::Uuid) -> FireIntent
     let nominal_ms = intent.nominal_ms();
     let action = match intent {
         Intent::Record { kind, reason, .. } => FireAction::Record { kind, reason },
-        Intent::Fire { .. } => match new_execution(ExecutionId(id), &ready.spec, Params::new()) {
+        Intent::Fire { .. } => match ready
+            .spec
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|spec| new_execution(ExecutionId(id), spec, Params::new()))
+        {
             Ok(new) => FireAction::Fire(new),
             Err(reason) => FireAction::Record { kind: DecisionKind::InvalidSchedule, reason },
         },
@@ -319,6 +327,17 @@ fn scheduled_intent(ready: &Ready, intent: Intent, id: uuid::Uuid) -> FireIntent
         next_fire_ms: None,
         extra: Default::default(),
     }
+}
+
+/// The job's schedule, after the earlier ones that still owe decisions.
+fn with_owed(spec: &JobSpec, owed: &[(ScheduleSpec, i64)]) -> Result<Option<Schedule>, ScheduleError> {
+    let own = spec.compiled_schedule()?;
+    if owed.is_empty() {
+        return Ok(own);
+    }
+    let compile = |(schedule, upto): &(ScheduleSpec, i64)| Ok((schedule.compile_for(&spec.name)?, *upto));
+    let owed = owed.iter().map(compile).collect::<Result<_, ScheduleError>>()?;
+    Ok(Some(own.unwrap_or_else(Schedule::never).after(owed)))
 }
 
 /// The execution that a firing of this job makes. `over` replaces the job's own parameters key by key.
@@ -443,26 +462,23 @@ impl Handler<Loaded> for TriggerActor {
 
 impl TriggerActor {
     fn take_in(&mut self, record: JobRecord, pool: &mut ExceptionPool) {
-        let mut spec = match record.spec {
-            Ok(spec) => spec,
-            Err(fault) => {
-                // One unreadable row must not stop the others (case M-06).
-                tracing::error!(job = %record.name, fault = %fault, "this job can't be read and will not fire; apply it again");
-                return;
-            }
-        };
-        let mut schedule = match spec.compiled_schedule() {
-            Ok(schedule) => schedule,
-            Err(e) => {
-                tracing::error!(job = %record.name, error = %e, "this job's schedule can't be used; it will not fire by itself");
-                None
-            }
-        };
-        if let Some(schedule) = &mut schedule {
-            schedule.share(pool);
-        }
-        spec.schedule = None;
         let JobRecord { id, name, version, next_fire_ms, .. } = record;
+        let read = record.spec.and_then(|spec| {
+            let schedule = with_owed(&spec, &record.owed).map_err(|e| e.to_string())?;
+            Ok((spec, schedule))
+        });
+        // One job that can't be used must not stop the others (case M-06). It stays on the wheel: its instant gets a decision.
+        let (spec, schedule) = match read {
+            Ok((spec, schedule)) => (Ok(JobSpec { schedule: None, ..spec }), schedule),
+            Err(fault) => {
+                tracing::error!(job = %name, fault = %fault, "this job can't be used and will not fire by itself; apply it again");
+                (Err(fault), None)
+            }
+        };
+        let schedule = schedule.map(|mut schedule| {
+            schedule.share(pool);
+            schedule
+        });
         self.jobs.insert(id, Ready { id, name, version, spec, schedule, next_ms: None });
         self.plan(id, next_fire_ms);
     }

@@ -23,7 +23,7 @@ mod dispatch;
 mod fate;
 mod ledger;
 mod net;
-mod plan;
+pub(crate) mod plan;
 mod redis;
 mod scheduler;
 mod worker;
@@ -86,6 +86,10 @@ pub struct Report {
 pub(crate) struct Dice(Xoshiro256PlusPlus);
 
 impl Dice {
+    pub(crate) fn of_seed(seed: u64) -> Self {
+        Dice(Xoshiro256PlusPlus::seed_from_u64(seed))
+    }
+
     /// A number of `from..=to`.
     pub(crate) fn of(&mut self, from: i64, to: i64) -> i64 {
         let width = to.abs_diff(from).saturating_add(1);
@@ -129,7 +133,7 @@ pub(crate) struct World {
 /// Lives one world through.
 #[must_use]
 pub fn run(seed: u64, options: Options) -> Report {
-    let mut dice = Dice(Xoshiro256PlusPlus::seed_from_u64(seed));
+    let mut dice = Dice::of_seed(seed);
     let plan = Plan::draw(&mut dice);
     let ledger = Ledger::new(&plan, options.mutation);
     let (schedulers, workers) = (plan.schedulers, plan.workers);

@@ -116,13 +116,13 @@ impl Plan {
 }
 
 impl Job {
-    fn shards_per_second(&self) -> f64 {
+    pub(crate) fn shards_per_second(&self) -> f64 {
         let second = self.schedule.next_after(self.first_ms).ok().flatten().unwrap_or(i64::MAX);
         let period_s = second.saturating_sub(self.first_ms) as f64 / 1_000.0;
         f64::from(self.spec.shards.count.unwrap_or(1)) / period_s
     }
 
-    fn draw(dice: &mut Dice, number: i64) -> Option<Self> {
+    pub(crate) fn draw(dice: &mut Dice, number: i64) -> Option<Self> {
         let seconds = |dice: &mut Dice, from, to| Span::secs(dice.of(from, to).unsigned_abs());
         let schedule = if dice.percent(30) {
             let pattern = ["*/10 * * * * *", "0 * * * * *", "5,35 * * * * *"][dice.index(3)];

@@ -1,5 +1,6 @@
 //! Which job follows which: written with the jobs, in one transaction, so that no two appliers make a circle between them.
 
+use super::jobs::LIVING;
 use crate::sql::bulk::Bulk;
 use crate::sql::fault::{Fault, Outcome};
 use crate::sql::pool::Tx;
@@ -42,8 +43,33 @@ pub(super) async fn write_edges(tx: &mut Tx, specs: &[&JobSpec]) -> Outcome<()> 
     if follows_any { refuse_circles(tx, &ids).await } else { Ok(()) }
 }
 
+/// Deleted jobs follow nobody and wait for nothing. One that others follow can't go before they let it.
+pub(super) async fn drop_edges(tx: &mut Tx, gone: &[i64]) -> Outcome<()> {
+    for chunk in gone.chunks(1_000) {
+        let list = number_list(chunk);
+        for table in ["job_edges", "waiting", "watches"] {
+            tx.raw(&format!("DELETE FROM {table} WHERE job_id IN ({list})")).await?;
+        }
+    }
+    for chunk in gone.chunks(1_000) {
+        let sql = format!(
+            "SELECT u.name, d.name FROM job_edges e JOIN jobs u ON u.id = e.upstream_id JOIN jobs d ON d.id = e.job_id \
+             WHERE e.upstream_id IN ({}) LIMIT 1",
+            number_list(chunk)
+        );
+        if let Some(row) = tx.raw_rows(&sql).await?.first() {
+            let (upstream, follower) = (row.text(0)?, row.text(1)?);
+            return Err(Fault::invalid(format!(
+                "job '{upstream}' can't be deleted: job '{follower}' follows it. Take it out of the 'after' of '{follower}' first, or \
+                 delete both at once"
+            )));
+        }
+    }
+    Ok(())
+}
+
 async fn all_ids(tx: &mut Tx) -> Outcome<HashMap<String, i64>> {
-    let rows = tx.raw_rows("SELECT name, id FROM jobs").await?;
+    let rows = tx.raw_rows(&format!("SELECT name, id FROM jobs WHERE {LIVING}")).await?;
     rows.iter().map(|row| Ok((row.text(0)?, row.int(1)?))).collect()
 }
 

@@ -1,5 +1,6 @@
 //! What the firing transaction reads of the batch's jobs, under their locks.
 
+use super::jobs::LIVING;
 use crate::rows::{FireAction, FireIntent};
 use crate::sql::fault::Outcome;
 use crate::sql::pool::Tx;
@@ -95,7 +96,7 @@ pub(super) async fn read_state(tx: &mut Tx, intents: &[FireIntent]) -> Outcome<S
     let list = number_list(&ids);
     let lock = tx.dialect().for_update();
     let mut jobs: HashMap<JobId, JobState> = HashMap::new();
-    let sql = format!("SELECT id, version, paused_by FROM jobs WHERE id IN ({list}) ORDER BY id{lock}");
+    let sql = format!("SELECT id, version, paused_by FROM jobs WHERE id IN ({list}) AND {LIVING} ORDER BY id{lock}");
     for row in tx.raw_rows(&sql).await? {
         let state = JobState { version: row.count(1)?, paused_by: row.opt_text(2)?, ..JobState::default() };
         jobs.insert(JobId(row.int(0)?), state);

@@ -1,73 +1,85 @@
 //! Jobs and their versions.
 
-use super::too_many;
-use crate::error::{Result, StoreError};
-use crate::rows::{Applied, ApplyOutcome, JobRecord};
+use crate::job_rows::VersionRow;
+use crate::rows::JobRecord;
 use crate::sql::SqlLedger;
 use crate::sql::bulk::{Bulk, kept};
-use crate::sql::fault::{Fault, Kind, Outcome};
+use crate::sql::fault::{Fault, Outcome};
 use crate::sql::pool::Tx;
 use crate::sql::value::{Row, Value};
-use shardcron_domain::firing::next_after_change;
-use shardcron_domain::{JobId, JobSpec};
-use std::collections::{BTreeSet, HashMap};
+use shardcron_domain::JobId;
+use shardcron_domain::schedule::ScheduleSpec;
+use std::collections::HashMap;
 
-/// Jobs of one call at most: a job file of this size is refused by its reader long before.
-const JOBS_MAX: usize = 100_000;
-/// Names in one `IN`.
-const NAMES: usize = 500;
-
-/// A job file's table can't hold a name twice; a caller in Rust can.
-pub(crate) fn check_batch(jobs: &[(JobSpec, Option<i64>)]) -> Result<()> {
-    if jobs.len() > JOBS_MAX {
-        return Err(too_many("jobs", jobs.len(), JOBS_MAX));
-    }
-    let mut names = BTreeSet::new();
-    match jobs.iter().find(|(spec, _)| !names.insert(&spec.name)) {
-        Some((spec, _)) => Err(StoreError::Invalid(format!("the job '{}' is given twice", spec.name))),
-        None => Ok(()),
-    }
-}
-
-struct Stored {
-    id: i64,
-    version: u32,
-    spec: String,
-    next_fire_ms: Option<i64>,
-}
-
-impl Stored {
-    /// The next instant under the new specification. A stored one that can't be read says nothing of what was due.
-    fn next_under(&self, new: &JobSpec, fresh: Option<i64>, now_ms: i64) -> Option<i64> {
-        let Ok(old) = serde_json::from_str::<JobSpec>(&self.spec) else { return fresh };
-        next_after_change(old.schedule.as_ref(), new.schedule.as_ref(), self.next_fire_ms, fresh, now_ms)
-    }
-}
+/// Of a row of `jobs`: it is not deleted.
+pub(super) const LIVING: &str = "NOT EXISTS (SELECT 1 FROM deleted_jobs d WHERE d.job_id = jobs.id)";
 
 impl SqlLedger {
-    pub(super) async fn write_jobs(
-        &self,
-        jobs: &[(JobSpec, Option<i64>)],
-        who: &str,
-        now_ms: i64,
-    ) -> Outcome<Vec<Applied>> {
-        let mut tx = self.db.begin().await?;
-        let applied = apply(&mut tx, jobs, who, now_ms).await.map_err(|fault| match fault {
-            // Another node has just created the same job: the next try finds it.
-            Fault::Server { kind: Kind::Duplicate, .. } => Fault::Moved,
-            other => other,
-        })?;
-        tx.commit().await?;
-        Ok(applied)
-    }
-
     pub(super) async fn read_jobs(&self, name: Option<&str>) -> Outcome<Vec<JobRecord>> {
         let columns = "SELECT id, name, version, spec, paused_by, next_fire_ms FROM jobs";
         let rows = match name {
-            Some(name) => self.db.rows(&format!("{columns} WHERE name = ?"), &[name.into()]).await?,
-            None => self.db.rows(&format!("{columns} ORDER BY name"), &[]).await?,
+            Some(name) => self.db.rows(&format!("{columns} WHERE name = ? AND {LIVING}"), &[name.into()]).await?,
+            None => self.db.rows(&format!("{columns} WHERE {LIVING} ORDER BY name"), &[]).await?,
         };
-        rows.iter().map(job_record).collect()
+        let mut jobs: Vec<JobRecord> = rows.iter().map(job_record).collect::<Outcome<_>>()?;
+        let owed = "SELECT o.job_id, o.upto_ms, o.schedule FROM job_owed o JOIN jobs j ON j.id = o.job_id \
+                    WHERE j.next_fire_ms <= o.upto_ms";
+        let rows = match name {
+            Some(name) => {
+                self.db.rows(&format!("{owed} AND j.name = ? ORDER BY o.job_id, o.upto_ms"), &[name.into()]).await?
+            }
+            None => self.db.raw_rows(&format!("{owed} ORDER BY o.job_id, o.upto_ms")).await?,
+        };
+        let mut of_job: HashMap<i64, Vec<(ScheduleSpec, i64)>> = HashMap::new();
+        for row in &rows {
+            // One that can't be read decides nothing; it was read when it was written.
+            if let Ok(schedule) = serde_json::from_str(&row.text(2)?) {
+                of_job.entry(row.int(0)?).or_default().push((schedule, row.int(1)?));
+            }
+        }
+        if !of_job.is_empty() {
+            for job in &mut jobs {
+                job.owed = of_job.remove(&job.id.0).unwrap_or_default();
+            }
+        }
+        Ok(jobs)
+    }
+
+    pub(super) async fn read_versions(
+        &self,
+        name: &str,
+        version: Option<u32>,
+        limit: usize,
+    ) -> Outcome<Vec<VersionRow>> {
+        let mut sql =
+            "SELECT v.version, v.created_ms, v.spec, a.who FROM job_versions v JOIN jobs j ON j.id = v.job_id \
+                       LEFT JOIN job_authors a ON a.job_id = v.job_id AND a.version = v.version WHERE j.name = ?"
+                .to_owned();
+        let mut args: Vec<Value> = vec![name.into()];
+        if let Some(version) = version {
+            sql.push_str(" AND v.version = ?");
+            args.push(version.into());
+        }
+        sql.push_str(" ORDER BY v.version DESC LIMIT ?");
+        args.push(limit.into());
+        let row_of = |row: &Row| {
+            let text = row.text(2)?;
+            Ok(VersionRow {
+                version: row.count(0)?,
+                created_ms: row.int(1)?,
+                spec: serde_json::from_str(&text).map_err(|e| e.to_string()),
+                who: row.opt_text(3)?,
+            })
+        };
+        self.db.rows(&sql, &args).await?.iter().map(row_of).collect()
+    }
+
+    pub(super) async fn read_source(&self, source: &str) -> Outcome<Vec<(String, u32)>> {
+        let sql = format!(
+            "SELECT jobs.name, jobs.version FROM jobs JOIN job_sources s ON s.job_id = jobs.id \
+             WHERE s.source = ? AND {LIVING} ORDER BY jobs.name"
+        );
+        self.db.rows(&sql, &[source.into()]).await?.iter().map(|row| Ok((row.text(0)?, row.count(1)?))).collect()
     }
 
     pub(super) async fn write_paused(
@@ -78,7 +90,7 @@ impl SqlLedger {
         now_ms: i64,
     ) -> Outcome<bool> {
         let mut tx = self.db.begin().await?;
-        let lock = format!("SELECT paused_by FROM jobs WHERE name = ?{}", tx.dialect().for_update());
+        let lock = format!("SELECT paused_by FROM jobs WHERE name = ? AND {LIVING}{}", tx.dialect().for_update());
         let rows = tx.rows(&lock, &[name.into()]).await?;
         let Some(before) = rows.first().map(|row| row.opt_text(0)).transpose()? else { return Ok(false) };
         let paused = paused_by.map(|by| kept(by, 255));
@@ -111,90 +123,11 @@ fn job_record(row: &Row) -> Outcome<JobRecord> {
         spec: serde_json::from_str(&text).map_err(|e| e.to_string()),
         paused_by: row.opt_text(4)?,
         next_fire_ms: row.opt_int(5)?,
+        owed: Vec::new(),
     })
 }
 
-async fn apply(tx: &mut Tx, jobs: &[(JobSpec, Option<i64>)], who: &str, now_ms: i64) -> Outcome<Vec<Applied>> {
-    let names: Vec<&str> = jobs.iter().map(|(spec, _)| spec.name.as_str()).collect();
-    let stored = read_stored(tx, &names).await?;
-    let dialect = tx.dialect();
-    let mut applied = Vec::with_capacity(jobs.len());
-    let mut created = Bulk::new("INSERT INTO jobs (name, version, spec, next_fire_ms) VALUES ", "");
-    let mut new_versions: Vec<(&str, u32, String)> = Vec::new();
-    let mut audit = Audit::new(who, now_ms);
-    for (spec, next_fire_ms) in jobs {
-        let text = spec.canonical_json();
-        let (version, outcome) = match stored.get(&spec.name) {
-            Some(old) if old.spec == text => (old.version, ApplyOutcome::Unchanged),
-            Some(old) => (old.version.saturating_add(1), ApplyOutcome::Updated),
-            None => (1, ApplyOutcome::Created),
-        };
-        let old = stored.get(&spec.name);
-        let before = old.map(|old| old.spec.as_str());
-        match outcome {
-            ApplyOutcome::Unchanged => {}
-            ApplyOutcome::Created => {
-                let row = [spec.name.as_str().into(), version.into(), text.as_str().into(), (*next_fire_ms).into()];
-                created.push_row(dialect, &row);
-                audit.note(tx, "create", &spec.name, (None, Some(&text)));
-            }
-            ApplyOutcome::Updated => {
-                let update = "UPDATE jobs SET version = ?, spec = ?, next_fire_ms = ? WHERE name = ?";
-                let next = old.map_or(*next_fire_ms, |old| old.next_under(spec, *next_fire_ms, now_ms));
-                let args = [version.into(), text.as_str().into(), next.into(), spec.name.as_str().into()];
-                tx.run(update, &args).await?;
-                audit.note(tx, "update", &spec.name, (before, Some(&text)));
-            }
-        }
-        if outcome != ApplyOutcome::Unchanged {
-            new_versions.push((spec.name.as_str(), version, text));
-        }
-        applied.push(Applied { name: spec.name.clone(), version, outcome });
-    }
-    if new_versions.is_empty() {
-        return Ok(applied);
-    }
-    created.send(tx).await?;
-    write_versions(tx, &new_versions, now_ms).await?;
-    let changed: BTreeSet<&str> = new_versions.iter().map(|(name, ..)| *name).collect();
-    let specs: Vec<&JobSpec> =
-        jobs.iter().map(|(spec, _)| spec).filter(|s| changed.contains(s.name.as_str())).collect();
-    super::edges::write_edges(tx, &specs).await?;
-    audit.write(tx).await?;
-    bump_revision(tx).await?;
-    Ok(applied)
-}
-
-async fn read_stored(tx: &mut Tx, names: &[&str]) -> Outcome<HashMap<String, Stored>> {
-    let mut stored = HashMap::new();
-    for chunk in names.chunks(NAMES) {
-        let holes = vec!["?"; chunk.len()].join(",");
-        let sql = format!(
-            "SELECT name, id, version, spec, next_fire_ms FROM jobs WHERE name IN ({holes}) ORDER BY id{}",
-            tx.dialect().for_update()
-        );
-        let args: Vec<Value> = chunk.iter().map(|name| Value::from(*name)).collect();
-        for row in tx.rows(&sql, &args).await? {
-            let (id, version, spec) = (row.int(1)?, row.count(2)?, row.text(3)?);
-            stored.insert(row.text(0)?, Stored { id, version, spec, next_fire_ms: row.opt_int(4)? });
-        }
-    }
-    Ok(stored)
-}
-
-async fn write_versions(tx: &mut Tx, versions: &[(&str, u32, String)], now_ms: i64) -> Outcome<()> {
-    let dialect = tx.dialect();
-    let names: Vec<&str> = versions.iter().map(|(name, ..)| *name).collect();
-    let stored = read_stored(tx, &names).await?;
-    let mut bulk = Bulk::new("INSERT INTO job_versions (job_id, version, spec, created_ms) VALUES ", "");
-    for (name, version, text) in versions {
-        let Some(job) = stored.get(*name) else { return Err(Fault::Moved) };
-        bulk.push_row(dialect, &[job.id.into(), (*version).into(), text.as_str().into(), now_ms.into()]);
-    }
-    bulk.send(tx).await.map(drop)
-}
-
-async fn bump_revision(tx: &mut Tx) -> Outcome<()> {
+pub(super) async fn bump_revision(tx: &mut Tx) -> Outcome<()> {
     tx.raw("UPDATE meta SET jobs_revision = jobs_revision + 1 WHERE id = 1").await.map(drop)
 }
 
@@ -206,6 +139,10 @@ pub(super) struct Audit {
 }
 
 impl Audit {
+    pub(super) fn who(&self) -> &str {
+        &self.who
+    }
+
     pub(super) fn new(who: &str, now_ms: i64) -> Self {
         let head = "INSERT INTO audit (at_ms, who, action, subject, before_text, after_text) VALUES ";
         Audit { who: kept(who, 255), now_ms, bulk: Bulk::new(head, "") }

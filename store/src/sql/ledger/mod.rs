@@ -1,6 +1,7 @@
 //! The ledger's port over SQL, one file for each duty.
 
 mod cancel;
+mod change;
 mod claim;
 mod delayed;
 mod dispatch;
@@ -24,6 +25,7 @@ use super::fault::{Fault, with_retries};
 use crate::error::{Result, StoreError};
 use crate::firing_port::FiringLedger;
 use crate::firing_rows::*;
+use crate::job_rows::*;
 use crate::ledger::{Ledger, PollCursor, Verdicts};
 use crate::rows::*;
 use async_trait::async_trait;
@@ -31,7 +33,7 @@ use shardcron_domain::invariants::Tally;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::recovery::Reclaim;
 use shardcron_domain::shard::{Checkpoint, Rejection};
-use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, JobSpec, execution};
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, execution};
 
 #[async_trait]
 impl Ledger for SqlLedger {
@@ -59,9 +61,21 @@ impl Ledger for SqlLedger {
         with_retries!(self.read_leadership())
     }
 
-    async fn apply_jobs(&self, jobs: &[(JobSpec, Option<i64>)], who: &str, now_ms: i64) -> Result<Vec<Applied>> {
-        jobs::check_batch(jobs)?;
-        with_retries!(self.write_jobs(jobs, who, now_ms))
+    async fn change_jobs(&self, changes: &JobChanges, who: &str, now_ms: i64) -> Result<Changed> {
+        change::check_batch(changes)?;
+        with_retries!(self.write_changes(changes, who, now_ms))
+    }
+
+    async fn job_versions(&self, name: &str, limit: usize) -> Result<Vec<VersionRow>> {
+        with_retries!(self.read_versions(name, None, limit))
+    }
+
+    async fn job_version(&self, name: &str, version: u32) -> Result<Option<VersionRow>> {
+        Ok(with_retries!(self.read_versions(name, Some(version), 1))?.pop())
+    }
+
+    async fn jobs_of_source(&self, source: &str) -> Result<Vec<(String, u32)>> {
+        with_retries!(self.read_source(source))
     }
 
     async fn jobs(&self) -> Result<Vec<JobRecord>> {
@@ -273,10 +287,6 @@ impl FiringLedger for SqlLedger {
 
     async fn epochs(&self, upto: Option<Epoch>, limit: usize) -> Result<Vec<EpochRow>> {
         with_retries!(self.read_epochs(upto, limit))
-    }
-
-    async fn versions(&self, job: JobId, limit: usize) -> Result<Vec<JobVersion>> {
-        with_retries!(self.read_versions(job, limit))
     }
 
     async fn latest_decision(&self, job: JobId) -> Result<Option<DecisionRow>> {

@@ -1,11 +1,11 @@
 //! Who led and when, and pauses of more than one job.
 
 use super::jobs::Audit;
-use crate::firing_rows::{EpochRow, JobVersion, PauseRow};
+use crate::firing_rows::{EpochRow, PauseRow};
 use crate::sql::SqlLedger;
 use crate::sql::bulk::kept;
 use crate::sql::fault::{Fault, Kind, Outcome};
-use shardcron_domain::{Epoch, JobId};
+use shardcron_domain::Epoch;
 
 impl SqlLedger {
     pub(super) async fn write_seen(&self, epoch: Epoch, now_ms: i64) -> Outcome<()> {
@@ -21,17 +21,6 @@ impl SqlLedger {
             .map(|row| {
                 let (from_ms, seen_ms) = (row.int(2)?, row.int(3)?);
                 Ok(EpochRow { epoch: Epoch(row.int(0)?), holder: row.text(1)?, from_ms, seen_ms })
-            })
-            .collect()
-    }
-
-    pub(super) async fn read_versions(&self, job: JobId, limit: usize) -> Outcome<Vec<JobVersion>> {
-        let sql = "SELECT version, created_ms, spec FROM job_versions WHERE job_id = ? ORDER BY version DESC LIMIT ?";
-        let rows = self.db.rows(sql, &[job.0.into(), limit.into()]).await?;
-        rows.iter()
-            .map(|row| {
-                let spec = serde_json::from_str(&row.text(2)?).map_err(|e| e.to_string());
-                Ok(JobVersion { version: row.count(0)?, created_ms: row.int(1)?, spec })
             })
             .collect()
     }

@@ -1,0 +1,183 @@
+//! A trace that conforms, and what falsifies it.
+
+use super::*;
+use crate::shard::FailureClass;
+use uuid::Uuid;
+
+fn execution() -> ExecutionId {
+    ExecutionId(Uuid::from_u128(7))
+}
+
+fn at(attempt: u32) -> AttemptRef {
+    AttemptRef { execution: execution(), index: 0, attempt }
+}
+
+fn worker(n: u128) -> Incarnation {
+    Incarnation(Uuid::from_u128(n))
+}
+
+#[derive(Default)]
+struct Run(Vec<TraceLine>);
+
+impl Run {
+    fn say(&mut self, life: &str, event: TraceEvent) -> &mut Self {
+        let seq = self.0.iter().filter(|l| l.life == life).count() as u64 + 1;
+        self.0.push(TraceLine { life: life.into(), seq, event });
+        self
+    }
+
+    fn fired() -> Self {
+        let (job, fire_key, epoch) = (1, "key".to_owned(), Epoch(1));
+        let mut run = Run::default();
+        run.say("leader", TraceEvent::EpochBegun { epoch });
+        let execution = Some(execution());
+        run.say("leader", TraceEvent::Firing { epoch, job, fire_key: fire_key.clone(), execution, shards: 1 });
+        run.say("leader", TraceEvent::Decided { epoch, job, fire_key, outcome: FIRED.into(), execution });
+        run.dispatched(1);
+        run
+    }
+
+    fn dispatched(&mut self, attempt: u32) -> &mut Self {
+        self.say("leader", TraceEvent::Dispatched { epoch: Epoch(1), at: at(attempt) })
+    }
+
+    fn claim(&mut self, n: u128, attempt: u32) -> &mut Self {
+        let (life, owner, at) = (format!("worker-{n}"), worker(n), at(attempt));
+        self.say(&life, TraceEvent::Delivered { at });
+        self.say(&life, TraceEvent::Claiming { owner, at });
+        self.say(&life, TraceEvent::Claimed { owner, at })
+    }
+
+    fn recording(&mut self, n: u128, attempt: u32, end: End) -> &mut Self {
+        let (life, owner, at) = (format!("worker-{n}"), worker(n), at(attempt));
+        self.say(&life, TraceEvent::Recording { owner, at, end, attempts: 3 })
+    }
+
+    fn recorded(&mut self, n: u128, attempt: u32, (end, became): (End, Phase)) -> &mut Self {
+        let (life, owner, at) = (format!("worker-{n}"), worker(n), at(attempt));
+        self.say(&life, TraceEvent::Recorded { owner, at, end, became })
+    }
+
+    fn ack(&mut self, n: u128, attempt: u32) -> &mut Self {
+        self.say(&format!("worker-{n}"), TraceEvent::Acked { at: at(attempt) })
+    }
+
+    fn reclaim(&mut self, n: u128, attempt: u32, became: Phase) -> &mut Self {
+        let (epoch, at, owner, reason) = (Epoch(1), at(attempt), worker(n), ReclaimReason::WorkerLost);
+        self.say("leader", TraceEvent::Reclaiming { epoch, at, owner, reason, attempts: 3 });
+        self.say("leader", TraceEvent::Reclaimed { epoch, at, became: Some(became) })
+    }
+
+    fn wrong(&self) -> String {
+        check(&self.0).unwrap_err().sentence
+    }
+}
+
+const WELL: (End, Phase) = (End::Success, Phase::Success);
+const AGAIN: (End, Phase) = (End::Failure(FailureClass::Transient), Phase::Pending);
+
+/// Failed once, lost once, done by the third attempt.
+fn long_life() -> Run {
+    let mut run = Run::fired();
+    run.claim(1, 1).recording(1, 1, AGAIN.0).recorded(1, 1, AGAIN).ack(1, 1).dispatched(2);
+    run.claim(2, 2).reclaim(2, 2, Phase::Pending).dispatched(3);
+    run.claim(1, 3).recording(1, 3, WELL.0).recorded(1, 3, WELL).ack(1, 3);
+    // The zombie wakes up.
+    run.recording(2, 2, WELL.0);
+    run.say("worker-2", TraceEvent::RecordRefused { at: at(2), reason: "stale_attempt".into() });
+    run.ack(2, 2);
+    run
+}
+
+#[test]
+fn a_long_life_conforms_in_whatever_order_it_is_read() {
+    let mut run = long_life();
+    let summary = check(&run.0).unwrap();
+    assert_eq!((summary.executions, summary.shards, summary.recorded, summary.acked), (1, 1, 2, 3));
+    assert_eq!(summary.presumed, 0);
+    run.0.reverse();
+    assert_eq!(check(&run.0).unwrap(), summary);
+    // And as the lines of a file.
+    let read = run.0.iter().map(|line| serde_json::from_str(&serde_json::to_string(line).unwrap()).unwrap());
+    assert_eq!(read.collect::<Vec<TraceLine>>(), run.0);
+}
+
+#[test]
+fn an_ack_before_the_record_is_found() {
+    let mut run = Run::fired();
+    run.claim(1, 1).recording(1, 1, WELL.0).ack(1, 1).recorded(1, 1, WELL);
+    assert!(run.wrong().contains("acked before the ledger has answered"), "{}", run.wrong());
+    let mut at_delivery = Run::fired();
+    at_delivery.say("worker-1", TraceEvent::Delivered { at: at(1) }).ack(1, 1);
+    assert!(at_delivery.wrong().contains("(A1)"));
+}
+
+#[test]
+fn a_second_record_is_found_at_the_same_and_at_another_worker() {
+    let mut run = long_life();
+    run.recording(1, 3, WELL.0).recorded(1, 3, WELL);
+    assert!(run.wrong().contains("a second time (S1)"), "{}", run.wrong());
+    let mut twins = Run::fired();
+    twins.claim(1, 1).recording(1, 1, WELL.0).recorded(1, 1, WELL).ack(1, 1);
+    twins.claim(2, 1).recording(2, 1, WELL.0).recorded(2, 1, WELL).ack(2, 1);
+    assert!(twins.wrong().contains("(S1)"), "{}", twins.wrong());
+}
+
+#[test]
+fn a_record_of_a_stale_attempt_is_found() {
+    let mut run = Run::fired();
+    run.claim(1, 1).reclaim(1, 1, Phase::Pending).dispatched(2).claim(2, 2);
+    run.recording(1, 1, WELL.0).recorded(1, 1, WELL).ack(1, 1);
+    assert!(run.wrong().contains("attempt 1 ended a second time"), "{}", run.wrong());
+}
+
+#[test]
+fn an_attempt_that_nothing_led_to_is_found() {
+    let mut run = Run::fired();
+    run.claim(1, 1).claim(2, 2);
+    assert!(run.wrong().contains("nothing ended attempt 1"), "{}", run.wrong());
+    let mut after_the_end = Run::fired();
+    after_the_end.claim(1, 1).recording(1, 1, WELL.0).recorded(1, 1, WELL).ack(1, 1).claim(2, 2);
+    assert!(after_the_end.wrong().contains("(S3)"), "{}", after_the_end.wrong());
+}
+
+#[test]
+fn a_step_that_its_process_did_not_live_to_tell_is_presumed() {
+    let mut run = Run::fired();
+    run.claim(1, 1).recording(1, 1, AGAIN.0).dispatched(2).claim(2, 2);
+    assert_eq!(check(&run.0).unwrap().presumed, 1);
+    // A claim whose answer nobody heard.
+    let mut unheard = Run::fired();
+    unheard.say("worker-1", TraceEvent::Claiming { owner: worker(1), at: at(1) });
+    unheard.reclaim(1, 1, Phase::Pending).dispatched(2).claim(2, 2);
+    assert_eq!(check(&unheard.0).unwrap().presumed, 1);
+}
+
+#[test]
+fn a_wrong_end_of_a_budget_is_found() {
+    let mut run = Run::fired();
+    run.claim(1, 1).recording(1, 1, AGAIN.0).recorded(1, 1, (AGAIN.0, Phase::Failed));
+    assert!(run.wrong().contains("by the rules it is pending"), "{}", run.wrong());
+}
+
+#[test]
+fn leaders_are_held_to_their_epochs_and_keys() {
+    let mut run = Run::fired();
+    run.say("other", TraceEvent::EpochBegun { epoch: Epoch(1) });
+    assert!(run.wrong().contains("begins a second time (L1)"));
+    let mut usurper = Run::fired();
+    usurper.say("other", TraceEvent::Dispatched { epoch: Epoch(1), at: at(1) });
+    assert!(usurper.wrong().contains("which it never began"));
+    let mut twice = Run::fired();
+    let execution = Some(ExecutionId(Uuid::from_u128(8)));
+    let (epoch, job, fire_key) = (Epoch(1), 1, "key".to_owned());
+    twice.say("leader", TraceEvent::Decided { epoch, job, fire_key, outcome: FIRED.into(), execution });
+    assert!(twice.wrong().contains("(F1)"));
+}
+
+#[test]
+fn a_missing_line_is_found() {
+    let mut run = long_life();
+    run.0.remove(5);
+    assert!(run.wrong().contains("is missing"));
+}

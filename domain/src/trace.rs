@@ -1,0 +1,186 @@
+//! What the actors say of themselves, for who checks a whole run afterwards (see [`crate::conformance`]).
+//!
+//! What may have an effect that its process never hears of is said twice: before the ledger is asked, and with its answer. A
+//! process that is killed in between has said all that it may have done.
+
+use crate::ids::{AttemptRef, Epoch, ExecutionId, Incarnation};
+use crate::shard::{Checkpoint, FailureClass, Phase, ReclaimReason};
+use serde::{Deserialize, Serialize};
+
+/// The reason of a claim that the ledger was not asked for: the keys know that the attempt's end is recorded.
+pub const ALREADY_DONE: &str = "already_done";
+
+/// How an attempt ended, by its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// Well.
+    Success,
+    /// Badly.
+    Failure(FailureClass),
+    /// Given back unfinished.
+    HandBack,
+}
+
+/// One thing that a process did, is about to do, or was told.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum TraceEvent {
+    /// The ledger gave this process an epoch.
+    EpochBegun {
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// A firing is about to be asked for.
+    Firing {
+        /// Under which epoch.
+        epoch: Epoch,
+        /// The job's number.
+        job: i64,
+        /// The firing's identity within the job.
+        fire_key: String,
+        /// The execution, if one is to be made.
+        execution: Option<ExecutionId>,
+        /// The shards of its plan.
+        shards: u32,
+    },
+    /// What the ledger decided about it.
+    Decided {
+        /// Under which epoch.
+        epoch: Epoch,
+        /// The job's number.
+        job: i64,
+        /// The firing's identity within the job.
+        fire_key: String,
+        /// `fired`, `duplicate`, or why not.
+        outcome: String,
+        /// The execution that was made, or that stands under the key already.
+        execution: Option<ExecutionId>,
+    },
+    /// The broker confirmed an attempt's message.
+    Dispatched {
+        /// Under which epoch.
+        epoch: Epoch,
+        /// The attempt.
+        at: AttemptRef,
+    },
+    /// A shard is about to be taken from its owner.
+    Reclaiming {
+        /// Under which epoch.
+        epoch: Epoch,
+        /// The attempt.
+        at: AttemptRef,
+        /// Its owner.
+        owner: Incarnation,
+        /// Why.
+        reason: ReclaimReason,
+        /// Tries that its job allows.
+        attempts: u32,
+    },
+    /// It was, and this is what became of it; `None`: the ledger refused.
+    Reclaimed {
+        /// Under which epoch.
+        epoch: Epoch,
+        /// The attempt.
+        at: AttemptRef,
+        /// Where the shard is now.
+        became: Option<Phase>,
+    },
+    /// A worker was handed an attempt.
+    Delivered {
+        /// The attempt.
+        at: AttemptRef,
+    },
+    /// A claim is about to be asked for.
+    Claiming {
+        /// The worker.
+        owner: Incarnation,
+        /// The attempt.
+        at: AttemptRef,
+    },
+    /// The claim was granted.
+    Claimed {
+        /// The worker.
+        owner: Incarnation,
+        /// The attempt.
+        at: AttemptRef,
+    },
+    /// The claim was refused; by the keys ([`ALREADY_DONE`]), or by the ledger.
+    ClaimRefused {
+        /// The attempt.
+        at: AttemptRef,
+        /// Why; the label of the metric.
+        reason: String,
+    },
+    /// A checkpoint is about to be moved.
+    Advancing {
+        /// The worker.
+        owner: Incarnation,
+        /// The attempt.
+        at: AttemptRef,
+        /// From where.
+        from: Option<Checkpoint>,
+        /// To where.
+        to: Checkpoint,
+    },
+    /// It was moved.
+    Advanced {
+        /// The worker.
+        owner: Incarnation,
+        /// The attempt.
+        at: AttemptRef,
+        /// To where.
+        to: Checkpoint,
+    },
+    /// An end is about to be recorded.
+    Recording {
+        /// The worker.
+        owner: Incarnation,
+        /// The attempt.
+        at: AttemptRef,
+        /// The end.
+        end: End,
+        /// Tries that its job allows.
+        attempts: u32,
+    },
+    /// The end is in the ledger.
+    Recorded {
+        /// The worker.
+        owner: Incarnation,
+        /// The attempt.
+        at: AttemptRef,
+        /// The end.
+        end: End,
+        /// Where the shard is now.
+        became: Phase,
+    },
+    /// The ledger refused the end.
+    RecordRefused {
+        /// The attempt.
+        at: AttemptRef,
+        /// Why; the label of the metric.
+        reason: String,
+    },
+    /// The attempt has run so long that its delivery is acked while it runs.
+    PastHorizon {
+        /// The attempt.
+        at: AttemptRef,
+    },
+    /// Its delivery is acked.
+    Acked {
+        /// The attempt.
+        at: AttemptRef,
+    },
+}
+
+/// An event with the process that said it. A process life numbers its events from 1; nothing else orders them: clocks differ.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TraceLine {
+    /// The process life: its name, and something that no other life under this name has.
+    pub life: String,
+    /// The number of the event in that life.
+    pub seq: u64,
+    /// The event.
+    #[serde(flatten)]
+    pub event: TraceEvent,
+}

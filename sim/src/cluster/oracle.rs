@@ -1,0 +1,385 @@
+//! What must be true, told by every call that the ledger answered, in the ledger's own order.
+//!
+//! A second ledger of the domain's machines, beside the real one: each answer of the SQL is compared with what `shard::apply` and
+//! `execution::apply` say, and each accepted step with the invariants.
+
+use super::life::LifeId;
+use shardcron_domain::invariants::{self, InvariantId, Violation};
+use shardcron_domain::job::{OverlapPolicy, RetryPolicy};
+use shardcron_domain::shard::{self, Checkpoint, Effect, Event, Phase, Rejection, Shard, apply};
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, execution};
+use shardcron_store::{AttemptOutcome, Ended, FireAction, FireIntent, FireOutcome, Recorded};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Something that must not be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// An invariant.
+    Invariant(Violation),
+    /// The ledger and the domain's machines disagree.
+    Rules(String),
+    /// A process ended itself for a fault of its own.
+    Fatal(String),
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Broken::Invariant(violation) => violation.fmt(f),
+            Broken::Rules(seen) => write!(f, "the ledger and the rules disagree: {seen}"),
+            Broken::Fatal(why) => write!(f, "a process ended itself: {why}"),
+        }
+    }
+}
+
+impl From<Violation> for Broken {
+    fn from(violation: Violation) -> Self {
+        Broken::Invariant(violation)
+    }
+}
+
+pub(crate) type Checked = Result<(), Broken>;
+
+fn broken(id: InvariantId, seen: String) -> Checked {
+    Err(Violation { id, seen }.into())
+}
+
+pub(crate) struct Row {
+    pub(crate) shard: Shard,
+    claimed_ms: i64,
+}
+
+pub(crate) struct Run {
+    pub(crate) job: JobId,
+    pub(crate) nominal_ms: i64,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) counters: execution::Execution,
+}
+
+#[derive(Default)]
+pub(crate) struct Oracle {
+    epoch: i64,
+    /// Who holds the lease by its store, and until when.
+    lease: Option<(LifeId, i64)>,
+    lease_forgotten_ms: Option<i64>,
+    pub(crate) runs: BTreeMap<ExecutionId, Run>,
+    /// Decided fire keys, with the execution that was made.
+    keys: BTreeMap<(JobId, String), Option<ExecutionId>>,
+    /// Decided instants of the schedules.
+    pub(crate) decided: BTreeSet<(JobId, i64)>,
+    /// Who spoke in which process life.
+    owners: BTreeMap<LifeId, Incarnation>,
+    pub(crate) refused: u64,
+    pub(crate) results: u64,
+    ack_horizon_ms: i64,
+}
+
+impl Oracle {
+    pub(crate) fn new(ack_horizon_ms: i64) -> Self {
+        Oracle { ack_horizon_ms, ..Oracle::default() }
+    }
+
+    pub(crate) fn epoch(&self) -> Epoch {
+        Epoch(self.epoch)
+    }
+
+    pub(crate) fn attempt_now(&self, at: AttemptRef) -> u32 {
+        self.row(at).map_or(at.attempt, |row| row.shard.attempt)
+    }
+
+    fn row(&self, at: AttemptRef) -> Option<&Row> {
+        self.runs.get(&at.execution)?.rows.get(at.index as usize)
+    }
+
+    fn row_mut(&mut self, at: AttemptRef) -> Option<&mut Row> {
+        self.runs.get_mut(&at.execution)?.rows.get_mut(at.index as usize)
+    }
+
+    // ---- leaders ------------------------------------------------------------------------------------------------------
+
+    pub(crate) fn epoch_begun(&mut self, epoch: Epoch) -> Checked {
+        if epoch.0 <= self.epoch {
+            return broken(InvariantId::L1, format!("epoch {epoch} begins after epoch {}", self.epoch));
+        }
+        self.epoch = epoch.0;
+        Ok(())
+    }
+
+    pub(crate) fn led(&self, epoch: Epoch) -> Checked {
+        Ok(invariants::check_epoch(epoch, self.epoch())?)
+    }
+
+    pub(crate) fn lease_taken(&mut self, who: LifeId, until_ms: i64) {
+        self.lease = Some((who, until_ms));
+    }
+
+    pub(crate) fn lease_released(&mut self, who: LifeId) {
+        self.lease = self.lease.filter(|(holder, _)| *holder != who);
+    }
+
+    pub(crate) fn lease_forgotten(&mut self, now_ms: i64) {
+        self.lease = None;
+        self.lease_forgotten_ms = Some(now_ms);
+    }
+
+    /// L2, where the lease store kept its memory.
+    pub(crate) fn acts(&self, who: LifeId, now_ms: i64, ttl_ms: i64) -> Checked {
+        if self.lease_forgotten_ms.is_some_and(|at| now_ms - at <= ttl_ms) {
+            return Ok(());
+        }
+        let ends_ms = self.lease.filter(|(holder, _)| *holder == who).map(|(_, until)| until);
+        Ok(invariants::check_trust(now_ms, ends_ms)?)
+    }
+
+    pub(crate) fn fired(&mut self, epoch: Epoch, intents: &[FireIntent], outcomes: &[FireOutcome]) -> Checked {
+        self.led(epoch)?;
+        for (intent, outcome) in intents.iter().zip(outcomes) {
+            let key = (intent.job, intent.fire_key.clone());
+            match (outcome, &intent.action) {
+                (FireOutcome::Fired(id), FireAction::Fire(new)) => {
+                    match self.keys.get(&key) {
+                        // The answer to an earlier call was lost, and this is the same execution.
+                        Some(Some(known)) if known == id => continue,
+                        Some(_) => invariants::check_fire_key(&intent.fire_key, 2)?,
+                        None => {}
+                    }
+                    self.keys.insert(key, Some(*id));
+                    let shards = new.plan.count();
+                    let fresh = || Row { shard: Shard::new(), claimed_ms: 0 };
+                    let run = Run {
+                        job: intent.job,
+                        nominal_ms: intent.nominal_ms,
+                        rows: (0..shards).map(|_| fresh()).collect(),
+                        counters: execution::Execution::new(shards),
+                    };
+                    self.runs.insert(*id, run);
+                    self.check_overlap(intent.job, new.overlap)?;
+                }
+                (FireOutcome::Skipped { .. }, _) => {
+                    self.keys.insert(key, None);
+                }
+                (FireOutcome::Duplicate(_), _) if !self.keys.contains_key(&key) => {
+                    return Err(Broken::Rules(format!("{} is a duplicate of nothing", intent.fire_key)));
+                }
+                (FireOutcome::Duplicate(_), _) => {}
+                (FireOutcome::Stale, _) => continue,
+                (FireOutcome::Fired(id), FireAction::Record { .. }) => {
+                    return Err(Broken::Rules(format!("{id} was made although it was not to be")));
+                }
+            }
+            if intent.scheduled {
+                self.decided.insert((intent.job, intent.nominal_ms));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_overlap(&self, job: JobId, policy: OverlapPolicy) -> Checked {
+        let active = self.runs.values().filter(|r| r.job == job && !r.counters.phase.is_terminal()).count();
+        Ok(invariants::check_overlap(policy, active)?)
+    }
+
+    /// A1 for triggers: who is answered has been decided.
+    pub(crate) fn trigger_settled(&self, fire_key: &str) -> Checked {
+        if self.keys.keys().any(|(_, key)| key == fire_key) {
+            return Ok(());
+        }
+        broken(InvariantId::A1, format!("the trigger {fire_key} was settled before it was decided"))
+    }
+
+    // ---- shards -------------------------------------------------------------------------------------------------------
+
+    /// One event on one shard, and what the ledger said to it. `known`: the call may be the second of two, and finds what the first
+    /// one did.
+    fn step(
+        &mut self,
+        at: AttemptRef,
+        event: &Event,
+        (policy, now_ms): (&RetryPolicy, i64),
+        (verdict, known): (Result<(), &Rejection>, bool),
+    ) -> Checked {
+        let Some(run) = self.runs.get_mut(&at.execution) else {
+            return match verdict {
+                Ok(()) => Err(Broken::Rules(format!("{at} is of an execution that was never fired"))),
+                Err(_) => Ok(()),
+            };
+        };
+        let Some(row) = run.rows.get_mut(at.index as usize) else {
+            return Err(Broken::Rules(format!("{at} is beyond its plan")));
+        };
+        match (apply(&row.shard, event, policy, now_ms), verdict) {
+            (Ok((next, effect)), Ok(())) => {
+                invariants::check_accepted(at.attempt, &row.shard)?;
+                invariants::check_shard_step(&row.shard, &next)?;
+                row.shard = next;
+                if let Some(Effect::Settle(phase @ (Phase::Success | Phase::Failed))) = effect {
+                    let (succeeded, failed) = (u32::from(phase == Phase::Success), u32::from(phase == Phase::Failed));
+                    self.results += u64::from(succeeded);
+                    run.counters = execution::apply(&run.counters, execution::Event::Settled { succeeded, failed })
+                        .map_err(|e| Broken::Rules(format!("{at}: {e}")))?;
+                }
+                Ok(())
+            }
+            (Err(_), Ok(())) if known => Ok(()),
+            (Err(refusal), Ok(())) => {
+                invariants::check_accepted(at.attempt, &row.shard)?;
+                Err(Broken::Rules(format!("{at}: {event:?} was accepted, and {refusal}: {:?}", row.shard)))
+            }
+            (Err(_), Err(_)) => {
+                self.refused += 1;
+                Ok(())
+            }
+            (Ok(_), Err(refusal)) => {
+                Err(Broken::Rules(format!("{at}: {event:?} was refused ({refusal}): {:?}", row.shard)))
+            }
+        }
+    }
+
+    pub(crate) fn claimed<T>(
+        &mut self,
+        who: (LifeId, Incarnation),
+        attempts: &[AttemptRef],
+        verdicts: &[Result<T, Rejection>],
+        (now_ms, true_ms): (i64, i64),
+    ) -> Checked {
+        let (life, owner) = who;
+        self.owners.insert(life, owner);
+        for (at, verdict) in attempts.iter().zip(verdicts) {
+            let event = Event::Claim { attempt: at.attempt, owner };
+            let mine = |row: &Row| row.shard.owner == Some(owner) && row.shard.attempt == at.attempt;
+            let known = self.row(*at).is_some_and(mine);
+            self.step(*at, &event, (&RetryPolicy::default(), now_ms), (verdict.as_ref().map(|_| ()), known))?;
+            if let (Ok(_), false, Some(row)) = (verdict, known, self.row_mut(*at)) {
+                row.claimed_ms = true_ms;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn recorded(
+        &mut self,
+        owner: Incarnation,
+        ends: &[Ended],
+        verdicts: &[Result<Recorded, Rejection>],
+        now_ms: i64,
+    ) -> Checked {
+        for (end, verdict) in ends.iter().zip(verdicts) {
+            let (attempt, at) = (end.attempt.attempt, end.attempt);
+            let event = match &end.outcome {
+                AttemptOutcome::Success { .. } => Event::Succeed { attempt, owner },
+                AttemptOutcome::Failure { class, .. } => Event::Fail { attempt, owner, class: *class, seed: end.seed },
+                AttemptOutcome::HandBack => Event::HandBack { attempt, owner },
+            };
+            self.step(at, &event, (&end.retry, now_ms), (verdict.as_ref().map(|_| ()), false))?;
+            self.same_phase(at, verdict.as_ref().ok())?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reclaimed(
+        &mut self,
+        epoch: Epoch,
+        reclaims: &[(shardcron_domain::recovery::Reclaim, RetryPolicy)],
+        verdicts: &[Result<Recorded, Rejection>],
+        now_ms: i64,
+    ) -> Checked {
+        self.led(epoch)?;
+        for ((reclaim, policy), verdict) in reclaims.iter().zip(verdicts) {
+            let at = reclaim.attempt;
+            let event = Event::Reclaim { attempt: at.attempt, owner: reclaim.owner, reason: reclaim.reason };
+            self.step(at, &event, (policy, now_ms), (verdict.as_ref().map(|_| ()), false))?;
+            self.same_phase(at, verdict.as_ref().ok())?;
+        }
+        Ok(())
+    }
+
+    fn same_phase(&self, at: AttemptRef, recorded: Option<&Recorded>) -> Checked {
+        match (recorded, self.row(at)) {
+            (Some(recorded), Some(row)) if recorded.phase != row.shard.phase => Err(Broken::Rules(format!(
+                "{at} is {} and said to be {}",
+                row.shard.phase.word(),
+                recorded.phase.word()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn advanced(
+        &mut self,
+        owner: Incarnation,
+        at: AttemptRef,
+        (from, to): (Option<Checkpoint>, Checkpoint),
+        verdict: Result<(), &Rejection>,
+    ) -> Checked {
+        let known = self.row(at).is_some_and(|row| {
+            row.shard.checkpoint.as_ref() == Some(&to)
+                && row.shard.owner == Some(owner)
+                && row.shard.attempt == at.attempt
+        });
+        let event = Event::Advance { attempt: at.attempt, owner, from, to };
+        // The clock has no part in it.
+        self.step(at, &event, (&RetryPolicy::default(), 0), (verdict, known))
+    }
+
+    pub(crate) fn cancelled(&mut self, id: ExecutionId) -> Checked {
+        let Some(run) = self.runs.get_mut(&id) else { return Ok(()) };
+        if run.counters.phase.is_terminal() {
+            return Ok(());
+        }
+        run.counters = execution::apply(&run.counters, execution::Event::Cancel)
+            .map_err(|e| Broken::Rules(format!("{id}: {e}")))?;
+        for row in &mut run.rows {
+            if let Ok((next, _)) = apply(&row.shard, &Event::Cancel, &RetryPolicy::default(), 0) {
+                invariants::check_shard_step(&row.shard, &next)?;
+                row.shard = next;
+            }
+        }
+        Ok(())
+    }
+
+    /// A1.
+    pub(crate) fn acked(&self, life: LifeId, at: AttemptRef, now_ms: i64) -> Checked {
+        let Some(row) = self.row(at) else {
+            return broken(InvariantId::A1, format!("{at} was acked, and the ledger has no such shard"));
+        };
+        let nobody = Incarnation(uuid::Uuid::nil());
+        let owner = self.owners.get(&life).copied().unwrap_or(nobody);
+        let past_horizon = now_ms - row.claimed_ms >= self.ack_horizon_ms;
+        Ok(invariants::check_ack(&row.shard, at.attempt, owner, past_horizon)?)
+    }
+
+    // ---- the end ------------------------------------------------------------------------------------------------------
+
+    /// The first shard of what was due by then that has not ended.
+    pub(crate) fn unfinished(&self, until_ms: i64) -> Option<String> {
+        self.runs.iter().filter(|(_, run)| run.nominal_ms <= until_ms).find_map(|(id, run)| {
+            let (index, row) = (0_u32..).zip(&run.rows).find(|(_, row)| !row.shard.phase.is_terminal())?;
+            Some(format!("shard {id}/{index} is {:?}", row.shard))
+        })
+    }
+
+    /// Whether the real ledger holds what this one does.
+    pub(crate) fn compare(&self, id: ExecutionId, rows: &[shardcron_store::ShardRow]) -> Checked {
+        let Some(run) = self.runs.get(&id) else {
+            return Err(Broken::Rules(format!("execution {id} was never fired")));
+        };
+        for (index, row) in (0_u32..).zip(&run.rows) {
+            let Some(real) = rows.iter().find(|r| r.index == index) else {
+                // Rows are written before they are handed out; those of a cancelled execution may never be.
+                if row.shard.phase == shard::Phase::Cancelled || row.shard == Shard::new() {
+                    continue;
+                }
+                return Err(Broken::Rules(format!("shard {id}/{index} has no row")));
+            };
+            let same = real.phase == row.shard.phase
+                && real.attempt == row.shard.attempt
+                && real.failures == row.shard.failures
+                && real.checkpoint == row.shard.checkpoint;
+            if !same {
+                return Err(Broken::Rules(format!("shard {id}/{index} is {real:?} and should be {:?}", row.shard)));
+            }
+        }
+        Ok(())
+    }
+}
