@@ -7,7 +7,7 @@ mod next;
 mod validate;
 mod versions;
 
-use super::{Misuse, connect_to_look, now_ms, who};
+use super::{Misuse, connect_to_look, now_ms};
 use crate::config::Config;
 use crate::output::{Out, instant, line, table};
 use anyhow::{Context, Result};

@@ -148,7 +148,9 @@ impl Turns {
                 intents.push((name.clone(), self.follow(follow, record, spec).await?));
             }
         }
-        self.ports.ledger.drop_watches(self.term.epoch, &dropped).await?;
+        if !dropped.is_empty() {
+            self.ports.ledger.drop_watches(self.term.epoch, &dropped).await?;
+        }
         self.fire(intents).await
     }
 

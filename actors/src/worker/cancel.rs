@@ -57,6 +57,9 @@ pub(super) async fn watch(ports: Ports, cancels: Weak<Cancels>) {
     loop {
         tokio::time::sleep(EVERY).await;
         let Some(executions) = cancels.upgrade().map(|c| c.executions()) else { return };
+        if executions.is_empty() {
+            continue;
+        }
         // A ledger that is away is said elsewhere.
         if let Ok(cancelled) = ports.ledger.cancelled(&executions).await
             && let Some(cancels) = cancels.upgrade()
