@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use shardcron_domain::fallback::STAND_IN_PREFIX;
 use shardcron_domain::limits::{CONCURRENCY_MAX, TIERS_MAX};
 use shardcron_domain::units::Span;
 use std::collections::BTreeMap;
@@ -23,6 +24,8 @@ pub struct Config {
     pub scheduler: SchedulerConfig,
     /// The worker role.
     pub worker: WorkerConfig,
+    /// What workers do while no scheduler leads.
+    pub fallback: FallbackConfig,
     /// What the process writes to standard error.
     pub log: LogConfig,
 }
@@ -157,6 +160,49 @@ impl Default for WorkerConfig {
     }
 }
 
+/// What workers do while no scheduler leads: one of them fires what must not wait.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FallbackConfig {
+    /// Whether this worker stands in. Default: true.
+    pub enabled: bool,
+    /// After how long without a holder of the lease. Default: three times `scheduler.lease_ttl`.
+    pub after: Option<Span>,
+    /// The tiers whose jobs fire meanwhile; all others wait for a scheduler. Default: core.
+    pub tiers: Vec<String>,
+    /// The least time between two firings of a job meanwhile. Absent: as its schedule says.
+    pub at_most_every: Option<Span>,
+}
+
+impl Default for FallbackConfig {
+    fn default() -> Self {
+        FallbackConfig { enabled: true, after: None, tiers: vec!["core".into()], at_most_every: None }
+    }
+}
+
+impl FallbackConfig {
+    fn check(&self, after: Span, lease_ttl: Span) -> Result<()> {
+        if self.tiers.is_empty() || self.tiers.len() > TIERS_MAX {
+            bail!(
+                "fallback.tiers: 1 to {TIERS_MAX} tiers are possible; to stand in for nothing, set fallback.enabled = false"
+            );
+        }
+        for tier in &self.tiers {
+            shardcron_domain::job::check_name(tier, 32).map_err(|e| anyhow::anyhow!("fallback.tiers: {e}"))?;
+        }
+        if after < lease_ttl {
+            bail!(
+                "fallback.after = \"{after}\" is shorter than scheduler.lease_ttl = \"{lease_ttl}\": a change of leaders would look \
+                 like no scheduler at all"
+            );
+        }
+        if let Some(every) = self.at_most_every.filter(|every| *every < Span::secs(1)) {
+            bail!("fallback.at_most_every = \"{every}\" is too short; 1s is the least");
+        }
+        Ok(())
+    }
+}
+
 /// What the process writes to standard error.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -174,7 +220,7 @@ impl Default for LogConfig {
 }
 
 /// The variables, with the key that each sets. Lists are separated by commas; tiers are written `core=8,bulk=4`.
-const VARIABLES: [(&str, &str); 24] = [
+const VARIABLES: [(&str, &str); 28] = [
     ("SHARDCRON_LEDGER_URL", "ledger.url"),
     ("SHARDCRON_LEDGER_MIGRATE", "ledger.migrate"),
     ("SHARDCRON_BROKER_URL", "broker.url"),
@@ -196,6 +242,10 @@ const VARIABLES: [(&str, &str); 24] = [
     ("SHARDCRON_WORKER_ACK_HORIZON", "worker.ack_horizon"),
     ("SHARDCRON_WORKER_ALLOW_EXEC", "worker.allow_exec"),
     ("SHARDCRON_WORKER_WORK_DIR", "worker.work_dir"),
+    ("SHARDCRON_FALLBACK_ENABLED", "fallback.enabled"),
+    ("SHARDCRON_FALLBACK_AFTER", "fallback.after"),
+    ("SHARDCRON_FALLBACK_TIERS", "fallback.tiers"),
+    ("SHARDCRON_FALLBACK_AT_MOST_EVERY", "fallback.at_most_every"),
     ("SHARDCRON_LOG_FORMAT", "log.format"),
     ("SHARDCRON_LOG_FILTER", "log.filter"),
     ("SHARDCRON_LOG", "log.filter"),
@@ -223,6 +273,12 @@ impl Config {
         Ok(config)
     }
 
+    /// After how long without a leader a worker stands in.
+    #[must_use]
+    pub fn fallback_after(&self) -> Span {
+        self.fallback.after.unwrap_or(Span(self.scheduler.lease_ttl.0.saturating_mul(3)))
+    }
+
     fn check(&self) -> Result<()> {
         if self.worker.tiers.is_empty() || self.worker.tiers.len() > TIERS_MAX {
             bail!("worker.tiers: a worker serves 1 to {TIERS_MAX} tiers");
@@ -247,6 +303,13 @@ impl Config {
                 self.scheduler.lease_ttl
             );
         }
+        let name = self.scheduler.name.as_deref().unwrap_or_default();
+        if name.to_ascii_lowercase().starts_with(STAND_IN_PREFIX) {
+            bail!(
+                "scheduler.name = \"{name}\" begins like that of a worker that stands in for a scheduler; choose another"
+            );
+        }
+        self.fallback.check(self.fallback_after(), self.scheduler.lease_ttl)?;
         if !matches!(self.log.format.as_str(), "text" | "json") {
             bail!("log.format = \"{}\"; text and json are possible", self.log.format);
         }
@@ -270,10 +333,10 @@ fn read(path: &Path) -> Result<toml::Table> {
 
 fn value_of(key: &str, text: &str) -> Result<toml::Value> {
     Ok(match key {
-        "ledger.migrate" => {
+        "ledger.migrate" | "fallback.enabled" => {
             toml::Value::Boolean(text.parse().with_context(|| format!("'{text}' is not true or false"))?)
         }
-        "worker.allow_exec" => {
+        "worker.allow_exec" | "fallback.tiers" => {
             toml::Value::Array(text.split(',').map(|t| toml::Value::String(t.trim().to_owned())).collect())
         }
         "worker.tiers" => {
@@ -325,6 +388,8 @@ mod tests {
             "SHARDCRON_WORKER_TIERS" => Some("core=3, bulk=1".to_owned()),
             "SHARDCRON_WORKER_ALLOW_EXEC" => Some("python3,sh".to_owned()),
             "SHARDCRON_LEDGER_MIGRATE" => Some("false".to_owned()),
+            "SHARDCRON_FALLBACK_TIERS" => Some("core,urgent".to_owned()),
+            "SHARDCRON_FALLBACK_AT_MOST_EVERY" => Some("10m".to_owned()),
             _ => None,
         };
         let config = Config::load(Some(&path), vars).unwrap();
@@ -332,6 +397,9 @@ mod tests {
         assert_eq!(config.worker.lost_after, Span::secs(9));
         assert_eq!(config.worker.allow_exec, ["python3", "sh"]);
         assert!(!config.ledger.migrate);
+        assert_eq!(config.fallback.tiers, ["core", "urgent"]);
+        assert_eq!(config.fallback.at_most_every, Some(Span::mins(10)));
+        assert_eq!((config.fallback.enabled, config.fallback_after()), (true, Span::secs(15)));
         assert_eq!(config.redis.url.as_deref(), Some("redis://x"));
     }
 
@@ -345,6 +413,10 @@ mod tests {
             ("[worker]\nlost_after = \"1ms\"\n", "300ms is the least"),
             ("[worker.tiers]\ncore = 0\n", "worker.tiers.core"),
             ("[log]\nformat = \"xml\"\n", "text and json"),
+            ("[fallback]\nafter = \"4s\"\n", "fallback.after"),
+            ("[fallback]\ntiers = []\n", "fallback.enabled = false"),
+            ("[fallback]\nat_most_every = \"1ms\"\n", "1s is the least"),
+            ("[scheduler]\nname = \"Fallback:x\"\n", "scheduler.name"),
         ] {
             std::fs::write(&path, text).unwrap();
             let error = format!("{:#}", Config::load(Some(&path), |_| None).unwrap_err());

@@ -7,6 +7,7 @@ mod demo;
 mod health;
 mod output;
 mod serve;
+mod stand_in;
 mod wiring;
 
 pub use cli::run_with;

@@ -5,6 +5,7 @@
 
 use crate::config::Config;
 use crate::health;
+use crate::stand_in::StandIn;
 use crate::wiring::{self, Wired};
 use anyhow::{Context, Result};
 use shardcron_actors::guardian::OnFatal;
@@ -108,6 +109,12 @@ async fn run(
     let status = scheduler.as_ref().map(Scheduler::status);
     wired.follow_faults();
     io.spawn(health::report(wired.ports.broker.state(), wired.ports.modes.watch(), status, roles, health_tx));
+    // A process that is a scheduler, too, needs no other.
+    let stand_in = (roles.worker && !roles.scheduler && config.fallback.enabled).then(|| {
+        let (options, name) = (scheduler_options(&config), process_name(&config, roles));
+        let ends = (on_fatal.clone(), shutdown.clone());
+        actix::spawn(StandIn::new(&config, name, wired.ports.clone(), options, ends).run())
+    });
     if roles.worker {
         let live = live(&config, &wired, registry, on_fatal, &shutdown);
         live.await?;
@@ -116,6 +123,9 @@ async fn run(
     }
     if let Some(scheduler) = scheduler {
         scheduler.shut_down().await;
+    }
+    if let Some(stand_in) = stand_in {
+        let _ = stand_in.await;
     }
     let broker = wired.ports.broker.clone();
     let _ = io.spawn(async move { broker.close().await }).await;

@@ -1,7 +1,7 @@
 //! Jobs that follow other jobs: who follows whom, and which ends of upstreams make one firing.
 //!
 //! Nothing here is a message that could be lost: the ledger notes with each upstream execution which jobs watch it, and the leader
-//! looks at those notes ([`look`]). Decision 0016 says why the sets are what they are.
+//! looks at those notes ([`look`]). Decision 0018 says why the sets are what they are.
 
 use crate::execution::Phase;
 use crate::ids::ExecutionId;

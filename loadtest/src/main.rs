@@ -47,6 +47,8 @@ enum Command {
     WorkerKill(scenarios::worker_kill::WorkerKillArgs),
     /// Put each fault on each part, on real services under load, and count what was lost, doubled or missed
     Faults(faults::FaultsArgs),
+    /// Put random faults on a cluster for long, and see that nothing is lost and nothing grows
+    Soak(faults::soak::SoakArgs),
 }
 
 /// The first argument that makes this program the one that is tested. Not a `clap` command, because what follows it is the other
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Precision(args) => session::run(scenarios::precision::run(args)),
         Command::WorkerKill(args) => session::run(scenarios::worker_kill::run(args)),
         Command::Faults(args) => session::run(faults::run(args)),
+        Command::Soak(args) => session::run(faults::soak::run(args)),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

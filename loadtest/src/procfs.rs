@@ -11,6 +11,27 @@ pub fn peak_rss_mib(pid: u32) -> Option<f64> {
     Some(kib / 1024.0)
 }
 
+/// What a process holds at a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Held {
+    /// Resident memory in MiB.
+    pub rss_mib: f64,
+    /// Open file handles, sockets included.
+    pub handles: f64,
+    /// Threads.
+    pub threads: f64,
+}
+
+/// What the process holds now. `None` once it is gone.
+pub fn held(pid: u32) -> Option<Held> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let field = |name: &str| -> Option<f64> {
+        status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
+    };
+    let handles = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count();
+    Some(Held { rss_mib: field("VmRSS:")? / 1024.0, handles: handles as f64, threads: field("Threads:")? })
+}
+
 /// Processor seconds, user and system, of the process and all its threads. `None` once it is gone.
 pub fn cpu_seconds(pid: u32) -> Option<f64> {
     parse_cpu(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
@@ -44,5 +65,7 @@ mod tests {
         assert!(peak_rss_mib(std::process::id()).unwrap() > 1.0);
         assert!(cpu_seconds(std::process::id()).is_some());
         assert_eq!(peak_rss_mib(u32::MAX), None);
+        let held = held(std::process::id()).unwrap();
+        assert!(held.rss_mib > 1.0 && held.handles > 2.0 && held.threads >= 1.0, "{held:?}");
     }
 }

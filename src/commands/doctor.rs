@@ -177,7 +177,8 @@ fn modes(alive: &[&SeenWorker]) -> Vec<Check> {
     }
     in_mode
         .into_iter()
-        .map(|(mode, workers)| {
+        .map(|(mode, mut workers)| {
+            workers.sort_unstable();
             let goes_on = Mode::from_name(mode).map_or("a mode of a later version", Mode::what_goes_on);
             bad("degraded", format!("{mode}, say {}: {goes_on}", workers.join(", ")))
         })

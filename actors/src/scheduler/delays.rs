@@ -50,8 +50,8 @@ impl Delayed {
 #[rtype(result = "()")]
 pub(super) struct Armed {
     epoch: Epoch,
-    /// The instant of each job; `None` if its schedule has come to its end.
-    result: Result<Vec<(JobId, Option<i64>)>, StoreError>,
+    /// The instant of each job at a version; `None` if its schedule has come to its end.
+    result: Result<Vec<(JobId, u32, Option<i64>)>, StoreError>,
 }
 
 impl TriggerActor {
@@ -80,11 +80,11 @@ impl TriggerActor {
                 let Some((_, since_ms)) = idle.iter().find(|(id, _)| id == job) else { continue };
                 match schedule.next_after_end(*since_ms, now_ms) {
                     Some(next_fire_ms) => arm.push(Arming { job: *job, version: *version, next_fire_ms }),
-                    None => over.push((*job, None)),
+                    None => over.push((*job, *version, None)),
                 }
             }
             let armed = if arm.is_empty() { Vec::new() } else { ledger.arm(epoch, &arm).await? };
-            over.extend(armed.into_iter().map(|arming| (arming.job, Some(arming.next_fire_ms))));
+            over.extend(armed.into_iter().map(|one| (one.job, one.version, Some(one.next_fire_ms))));
             Ok(over)
         };
         self.ports.run(work, move |result| tell(me, Armed { epoch, result }));
@@ -101,10 +101,11 @@ impl Handler<Armed> for TriggerActor {
         self.delayed.asking = false;
         match result {
             Ok(armed) => {
-                let any = armed.iter().any(|(_, next)| next.is_some());
-                for (job, next) in armed {
-                    self.delayed.waiting.remove(&job);
-                    if next.is_some() {
+                let any = armed.iter().any(|(.., next)| next.is_some());
+                for (job, version, next) in armed {
+                    // The jobs may have been loaded anew meanwhile; then what the ledger said of another version is old.
+                    let same = self.jobs.get(&job).is_some_and(|ready| ready.version == version);
+                    if same && self.delayed.waiting.remove(&job) && next.is_some() {
                         self.plan(job, next);
                     }
                 }

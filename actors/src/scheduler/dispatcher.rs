@@ -110,8 +110,13 @@ impl DispatcherActor {
         self.term.as_ref().filter(|t| t.trusted(self.ports.clock.mono_ms())).map(|t| t.epoch)
     }
 
+    /// First attempts of other tiers wait; what has begun there goes on.
+    fn covers(&self, tier: &str) -> bool {
+        self.options.scope.as_ref().is_none_or(|scope| scope.covers(tier))
+    }
+
     fn take_in(&mut self, active: &ActiveExecution) {
-        if active.dispatched >= active.shards_total {
+        if active.dispatched >= active.shards_total || !self.covers(&active.tier) {
             return;
         }
         let tier = self.tiers.entry(active.tier.clone()).or_default();

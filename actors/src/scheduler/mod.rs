@@ -5,6 +5,7 @@ mod delays;
 mod dispatcher;
 mod external;
 mod round;
+mod stand_in;
 mod supervisor;
 mod trigger;
 mod turns;
@@ -16,6 +17,7 @@ use crate::leadership::{LeaderState, Leading, LeaseTask};
 use crate::ports::{Ports, tell};
 use actix::prelude::*;
 use shardcron_domain::Epoch;
+use shardcron_domain::fallback::{STAND_IN_PREFIX, Scope};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -36,6 +38,8 @@ pub struct SchedulerOptions {
     pub republish_after: Duration,
     /// The tiers whose queues exist from the start; others come with the jobs that name them.
     pub tiers: Vec<String>,
+    /// What a stand-in does of the work; `None`: a scheduler, which does all of it.
+    pub scope: Option<Scope>,
 }
 
 impl SchedulerOptions {
@@ -49,6 +53,7 @@ impl SchedulerOptions {
             sweep_every: Duration::from_secs(1),
             republish_after: Duration::from_secs(5),
             tiers: vec!["core".into(), "bulk".into()],
+            scope: None,
         }
     }
 }
@@ -113,7 +118,8 @@ impl Scheduler {
 
         let actor = dispatcher::DispatcherActor::new(ports.clone(), options.clone(), deposed.clone());
         let dispatcher = stages[0].start(actor);
-        let actor = trigger::TriggerActor::new(ports.clone(), dispatcher.clone(), deposed.clone());
+        let actor =
+            trigger::TriggerActor::new(ports.clone(), options.scope.clone(), dispatcher.clone(), deposed.clone());
         let trigger = stages[1].start(actor);
         let actor =
             supervisor::SupervisorActor::new(ports.clone(), options.clone(), heads, dispatcher.clone(), deposed);
@@ -126,7 +132,8 @@ impl Scheduler {
         ];
         let guardian = Guardian::new(watched, on_fatal).start();
 
-        let token = format!("{}/{}", options.name, ports.entropy.id());
+        let kind = if options.scope.is_some() { STAND_IN_PREFIX } else { "" };
+        let token = format!("{kind}{}/{}", options.name, ports.entropy.id());
         let task = LeaseTask {
             ports: ports.clone(),
             token,

@@ -3,12 +3,14 @@
 
 use super::delays::{self, Delayed};
 use super::dispatcher::{DispatcherActor, NewExecution as Announce};
+use super::stand_in::{LastFired, StandIn};
 use super::{Deposed, TermChanged, external, turns};
 use crate::guardian::Ping;
 use crate::leadership::Term;
 use crate::ports::{Backoff, Ports, tell};
 use crate::telemetry;
 use actix::prelude::*;
+use shardcron_domain::fallback::Scope;
 use shardcron_domain::firing::{self, DecisionKind, Intent};
 use shardcron_domain::job::JobSpec;
 use shardcron_domain::limits::FIRINGS_PER_WRITE;
@@ -58,6 +60,7 @@ pub(super) struct TriggerActor {
     pub(super) jobs: HashMap<JobId, Ready>,
     revision: Option<i64>,
     wheel: Wheel,
+    stand_in: StandIn,
     /// Jobs with a fixed delay whose last execution has not ended, as far as is known.
     pub(super) delayed: Delayed,
     /// Looked at and not yet written, oldest first.
@@ -78,7 +81,7 @@ struct Queued {
 }
 
 impl TriggerActor {
-    pub(super) fn new(ports: Ports, dispatcher: Addr<DispatcherActor>, deposed: Deposed) -> Self {
+    pub(super) fn new(ports: Ports, scope: Option<Scope>, dispatcher: Addr<DispatcherActor>, deposed: Deposed) -> Self {
         TriggerActor {
             ports,
             dispatcher,
@@ -89,6 +92,7 @@ impl TriggerActor {
             jobs: HashMap::new(),
             revision: None,
             wheel: Wheel::default(),
+            stand_in: StandIn::new(scope),
             delayed: Delayed::default(),
             queue: VecDeque::new(),
             writing: false,
@@ -115,10 +119,11 @@ impl TriggerActor {
         }
         (self.loading, self.reload) = (true, false);
         let (ledger, me) = (self.ports.ledger.clone(), ctx.address());
+        let look_back = self.stand_in.look_back(ledger.clone(), self.ports.clock.now_ms());
         let work = async move {
             // The revision first: a change between the two reads is seen again by the next poll.
             let revision = ledger.jobs_revision().await?;
-            Ok((revision, ledger.jobs().await?))
+            Ok((revision, ledger.jobs().await?, look_back.await?))
         };
         self.ports.run(work, move |result| tell(me, Loaded { epoch, result }));
     }
@@ -177,7 +182,7 @@ impl TriggerActor {
         match looked {
             Ok(due) => {
                 let nominals: Vec<i64> = due.intents.iter().map(Intent::nominal_ms).collect();
-                for (i, intent) in due.intents.into_iter().enumerate() {
+                for (i, intent) in self.stand_in.thin_out(id, due.intents).into_iter().enumerate() {
                     let following = nominals.get(i + 1).copied().or(due.next_fire_ms);
                     self.queue.push_back(Queued {
                         intent: scheduled_intent(ready, intent, self.ports.entropy.id()),
@@ -234,13 +239,15 @@ impl TriggerActor {
             let due_ms = ready.and_then(|r| r.schedule.as_ref()?.due_at(intent.nominal_ms).ok());
             account(name, intent, &outcome, now - due_ms.unwrap_or(intent.nominal_ms));
             if let (FireOutcome::Fired(_), FireAction::Fire(new)) = (&outcome, &intent.action) {
+                self.stand_in.fired(intent.job, intent.nominal_ms);
                 announce(&self.dispatcher, new);
             }
         }
     }
 
     fn start_pump(&mut self) {
-        let Some(term) = self.term.clone() else { return };
+        // Triggers by message wait for a scheduler: taken by a stand-in, those for other tiers' jobs would hold up the rest.
+        let Some(term) = self.term.clone().filter(|_| self.stand_in.is_scheduler()) else { return };
         let stop = CancellationToken::new();
         let pump = external::Pump {
             ports: self.ports.clone(),
@@ -256,6 +263,7 @@ impl TriggerActor {
         let Some(term) = self.term.clone() else { return };
         let stop = CancellationToken::new();
         let turns = turns::Turns {
+            scope: self.stand_in.scope().cloned(),
             ports: self.ports.clone(),
             dispatcher: self.dispatcher.clone(),
             deposed: self.deposed.clone(),
@@ -423,7 +431,7 @@ impl Handler<Revision> for TriggerActor {
 #[rtype(result = "()")]
 struct Loaded {
     epoch: Epoch,
-    result: Result<(i64, Vec<JobRecord>), StoreError>,
+    result: Result<(i64, Vec<JobRecord>, LastFired), StoreError>,
 }
 
 impl Handler<Loaded> for TriggerActor {
@@ -435,7 +443,7 @@ impl Handler<Loaded> for TriggerActor {
         }
         self.loading = false;
         match result {
-            Ok((revision, records)) => {
+            Ok((revision, records, last_fired)) => {
                 self.backoff = None;
                 self.revision = Some(revision);
                 self.jobs.clear();
@@ -443,6 +451,9 @@ impl Handler<Loaded> for TriggerActor {
                 self.delayed.clear();
                 let mut pool = ExceptionPool::default();
                 for record in records {
+                    if let Some(last) = last_fired.get(&record.name) {
+                        self.stand_in.fired(record.id, *last);
+                    }
                     self.take_in(record, &mut pool);
                 }
                 self.look_at_delayed(ctx);
@@ -462,6 +473,11 @@ impl Handler<Loaded> for TriggerActor {
 
 impl TriggerActor {
     fn take_in(&mut self, record: JobRecord, pool: &mut ExceptionPool) {
+        // A stand-in leaves other tiers' instants undecided, and those of a job of no known tier: the next scheduler decides them.
+        let tier = record.spec.as_ref().ok().map(|spec| spec.tier.as_str());
+        if !self.stand_in.is_scheduler() && !tier.is_some_and(|tier| self.stand_in.covers(tier)) {
+            return;
+        }
         let JobRecord { id, name, version, next_fire_ms, .. } = record;
         let read = record.spec.and_then(|spec| {
             let schedule = with_owed(&spec, &record.owed).map_err(|e| e.to_string())?;

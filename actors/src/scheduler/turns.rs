@@ -8,6 +8,7 @@ use crate::leadership::Term;
 use crate::ports::Ports;
 use actix::Addr;
 use shardcron_domain::after::{self, Follow, Watched};
+use shardcron_domain::fallback::Scope;
 use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::job::{JobSpec, OverlapPolicy};
 use shardcron_domain::limits::{BACKFILL_AT_ONCE, FIRINGS_PER_WRITE, UPSTREAM_SUMMARY_BYTES};
@@ -35,6 +36,8 @@ pub(super) struct Turns {
     pub(super) dispatcher: Addr<DispatcherActor>,
     pub(super) deposed: Deposed,
     pub(super) term: Term,
+    /// What a stand-in looks after; `None` for a scheduler. What it leaves waits for one.
+    pub(super) scope: Option<Scope>,
     pub(super) stop: CancellationToken,
 }
 
@@ -80,6 +83,10 @@ impl Turns {
         }
     }
 
+    fn covers(&self, spec: &JobSpec) -> bool {
+        self.scope.as_ref().is_none_or(|scope| scope.covers(&spec.tier))
+    }
+
     async fn round(&self, noted_ms: &mut i64) -> Result<()> {
         let now_ms = self.ports.clock.now_ms();
         if now_ms.saturating_sub(*noted_ms) >= SEEN_EVERY_MS {
@@ -101,6 +108,9 @@ impl Turns {
                 continue;
             }
             let Some((record, spec)) = jobs.get(row.job, &row.job_name).await? else { continue };
+            if !self.covers(spec) {
+                continue;
+            }
             if held && spec.overlap != OverlapPolicy::Allow {
                 continue;
             }
@@ -137,7 +147,9 @@ impl Turns {
         let mut jobs = Jobs::new(&self.ports);
         let (mut intents, mut dropped) = (Vec::new(), Vec::new());
         for (job, (name, watched)) in of_job {
-            let Some((record, spec)) = jobs.get(job, &name).await? else { continue };
+            let Some((record, spec)) = jobs.get(job, &name).await?.filter(|(_, spec)| self.covers(spec)) else {
+                continue;
+            };
             let Some(after) = &spec.after else {
                 dropped.extend(watched.iter().map(|w| w.id));
                 continue;

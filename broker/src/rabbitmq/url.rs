@@ -4,7 +4,9 @@ use crate::port::{BrokerError, Result};
 use lapin::uri::{AMQPScheme, AMQPUri};
 
 /// Seconds. Two missed ones and a connection is dead; the server's own default of 60 would leave a cut cable unnoticed for minutes.
-const HEARTBEAT: u16 = 10;
+/// Below half of the lost-after time (15 s): what a frozen worker holds comes back before its running shards are handed out again,
+/// and does not go to it.
+const HEARTBEAT: u16 = 5;
 
 /// Where the server is.
 #[derive(Clone)]
@@ -72,7 +74,7 @@ mod tests {
 
     #[test]
     fn the_heartbeat_is_short_unless_set() {
-        assert_eq!(Address::parse("amqp://h").unwrap().uri().query.heartbeat, Some(10));
+        assert_eq!(Address::parse("amqp://h").unwrap().uri().query.heartbeat, Some(5));
         assert_eq!(Address::parse("amqp://h/%2f?heartbeat=3").unwrap().uri().query.heartbeat, Some(3));
     }
 }

@@ -27,20 +27,12 @@ const AFTERWARDS_MS: i64 = 3_000;
 const QUIET_PATIENCE: Duration = Duration::from_secs(40);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What a cell came to.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Which.
-    pub cell: Cell,
-    /// What it promises.
-    pub rule: Rule,
-    /// The time to recover; `None`: it did not.
-    pub recovered: Option<Duration>,
-    /// How late the latest firing was that came after the fault.
-    pub latest_firing: Duration,
-    /// From the heal until everything had ended.
-    pub quiet: Duration,
-    /// Shards that must have a result, firings that had to be.
+/// What the oracle counted over a whole ledger.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Executions.
+    pub executions: u64,
+    /// Shards that must have a result.
     pub shards: u64,
     /// Instants and requests that had to fire.
     pub firings: u64,
@@ -54,6 +46,25 @@ pub struct Outcome {
     pub firings_doubled: u64,
     /// Shards taken over from lost workers.
     pub taken_over: u64,
+    /// What is wrong, in words: which shard, which instant.
+    pub problems: Vec<String>,
+}
+
+/// What a cell came to.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Which.
+    pub cell: Cell,
+    /// What it promises.
+    pub rule: Rule,
+    /// The time to recover; `None`: it did not.
+    pub recovered: Option<Duration>,
+    /// How late the latest firing was that came after the fault.
+    pub latest_firing: Duration,
+    /// From the heal until everything had ended.
+    pub quiet: Duration,
+    /// What the oracle counted.
+    pub tally: Tally,
     /// Late ends of a woken worker that the ledger holds nothing of.
     pub late_ends_refused: u64,
     /// What is wrong, in words. Empty: the cell is green.
@@ -71,13 +82,7 @@ impl Outcome {
             recovered: None,
             latest_firing: Duration::ZERO,
             quiet: Duration::ZERO,
-            shards: 0,
-            firings: 0,
-            lost: 0,
-            recorded_twice: 0,
-            firings_missed: 0,
-            firings_doubled: 0,
-            taken_over: 0,
+            tally: Tally::default(),
             late_ends_refused: 0,
             problems: Vec::new(),
             logs: None,
@@ -121,7 +126,7 @@ pub async fn run(cell: Cell, timings: Timings, mut services: ServiceArgs) -> Out
 }
 
 /// What the processes are told: nothing beyond the defaults but their addresses, unless the run has to be short.
-fn options(timings: Timings) -> ClusterOptions {
+pub fn options(timings: Timings) -> ClusterOptions {
     let mut variables = Vec::new();
     if !timings.defaults {
         let span = |d: Duration| format!("{}ms", d.as_millis());
@@ -236,7 +241,8 @@ fn millis(ms: i64) -> Duration {
 /// Counts, measures, and says what is wrong.
 async fn judge(session: &Session, outcome: &mut Outcome, injected: &Injected, due: &Due) -> Result<()> {
     let ledger = &session.ledger;
-    count(session, outcome, due).await?;
+    outcome.tally = tally(session, due).await?;
+    outcome.problems.extend(outcome.tally.problems.iter().cloned());
     outcome.latest_firing = millis(measure::latest_firing(ledger, injected.at_ms, due.until_ms).await?.unwrap_or(0));
     let recovered = measure::recovered(ledger, outcome.rule.measure, injected, due.until_ms).await?;
     outcome.recovered = recovered.map(millis);
@@ -265,8 +271,11 @@ async fn judge(session: &Session, outcome: &mut Outcome, injected: &Injected, du
     Ok(())
 }
 
-/// The counts, and their problems in words.
-pub async fn count(session: &Session, outcome: &mut Outcome, due: &Due) -> Result<()> {
+/// Counts.
+///
+/// # Errors
+/// The ledger does not answer.
+pub async fn tally(session: &Session, due: &Due) -> Result<Tally> {
     let ledger = &session.ledger;
     let fired = "SELECT COUNT(*) FROM decisions WHERE execution_id IS NOT NULL";
     let fired = rows_of(ledger, fired, &[]).await?;
@@ -274,19 +283,23 @@ pub async fn count(session: &Session, outcome: &mut Outcome, due: &Due) -> Resul
     let count = oracle::count(ledger, fired).await?;
     let firings = oracle::firings::firings(ledger, due).await?;
     let effects = load::effects(ledger).await?;
-    outcome.shards = count.shards;
-    outcome.firings = firings.due;
-    outcome.lost = count.lost + count.unended + effects.lost;
-    outcome.recorded_twice = count.recorded_twice + effects.twice;
-    outcome.firings_missed = firings.missed.len() as u64;
-    outcome.firings_doubled = firings.doubled.len() as u64;
-    outcome.taken_over = count.taken_over;
+    let mut tally = Tally {
+        executions: count.executions,
+        shards: count.shards,
+        firings: firings.due,
+        lost: count.lost + count.unended + effects.lost,
+        recorded_twice: count.recorded_twice + effects.twice,
+        firings_missed: firings.missed.len() as u64,
+        firings_doubled: firings.doubled.len() as u64,
+        taken_over: count.taken_over,
+        problems: Vec::new(),
+    };
     if !count.clean() {
-        outcome.problems.push(format!("{count:?}"));
-        outcome.problems.extend(oracle::open_ends(ledger).await?);
+        tally.problems.push(format!("{count:?}"));
+        tally.problems.extend(oracle::open_ends(ledger).await?);
     }
-    outcome.problems.extend(effects.words);
-    outcome.problems.extend(firings.missed.into_iter().map(|what| format!("missed: {what}")));
-    outcome.problems.extend(firings.doubled.into_iter().map(|what| format!("doubled: {what}")));
-    Ok(())
+    tally.problems.extend(effects.words);
+    tally.problems.extend(firings.missed.into_iter().map(|what| format!("missed: {what}")));
+    tally.problems.extend(firings.doubled.into_iter().map(|what| format!("doubled: {what}")));
+    Ok(tally)
 }

@@ -179,9 +179,19 @@ async fn answers(end: End, port: u16) -> std::io::Result<()> {
     stream.read_exact(&mut [0]).await.map(drop)
 }
 
-async fn leader(session: &Session) -> Result<String> {
-    let holder = session.ledger.leadership().await?.holder;
-    Ok(holder.split('/').next().unwrap_or_default().to_owned())
+/// The leader, once the one that the ledger names is among those that run.
+async fn leader(session: &mut Session) -> Result<String> {
+    let until = Instant::now() + VICTIM_PATIENCE;
+    while Instant::now() < until {
+        session.cluster.check()?;
+        let holder = session.ledger.leadership().await?.holder;
+        let name = holder.split('/').next().unwrap_or_default().to_owned();
+        if session.cluster.names(Role::Scheduler).contains(&name) {
+            return Ok(name);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    bail!("no scheduler led within {} s", VICTIM_PATIENCE.as_secs())
 }
 
 /// Everything that a worker has said of its incarnations, without the dashes.

@@ -105,6 +105,9 @@ impl Timings {
     /// For runs that have to be short.
     pub const FAST: Timings =
         Timings { lease_ttl: Duration::from_secs(2), lost_after: Duration::from_secs(2), defaults: false };
+    /// For the soak: each fault, and what follows from it, has its place between two others.
+    pub const SOAK: Timings =
+        Timings { lease_ttl: Duration::from_secs(3), lost_after: Duration::from_secs(4), defaults: false };
 }
 
 /// How the time to recover is read from the ledger.
@@ -114,6 +117,8 @@ pub enum Measure {
     Firing,
     /// From the fault: until the last shard that the victim had in hand ran elsewhere, or was recorded.
     Shards,
+    /// From the return: until every execution of which the victim had a shard in hand had ended.
+    Recorded,
     /// From the return (or the end of the fault): until every per-second job has fired again and recorded a shard of that.
     Return,
 }
@@ -207,7 +212,13 @@ impl Cell {
             (Part::Worker, Fault::Frozen) => {
                 rule(take_over, Measure::Shards, past(take_over), "as killed; what it reports when it wakes is refused")
             }
-            (Part::Worker, Fault::Cut | Fault::CutRedis | Fault::CutMySql | Fault::CutRabbitMq) => rule(
+            (Part::Worker, Fault::CutMySql) => rule(
+                RESUMED,
+                Measure::Recorded,
+                past(take_over),
+                "it beats and its handlers run, so nobody takes its shards: it holds what has ended, and records it on return",
+            ),
+            (Part::Worker, Fault::Cut | Fault::CutRedis | Fault::CutRabbitMq) => rule(
                 take_over,
                 Measure::Shards,
                 past(take_over),

@@ -22,6 +22,7 @@ pub async fn recovered(
     match measure {
         Measure::Firing => latest_firing(ledger, injected.at_ms, until_ms).await,
         Measure::Shards => shards_elsewhere(ledger, injected).await,
+        Measure::Recorded => held_recorded(ledger, injected).await,
         Measure::Return => resumed(ledger, injected.back_ms).await,
     }
 }
@@ -48,6 +49,18 @@ async fn shards_elsewhere(ledger: &SqlLedger, injected: &Injected) -> Result<Opt
         last = last.max(if *attempt == held.attempt { *ended } else { *started } - injected.at_ms);
     }
     Ok(Some(last))
+}
+
+/// Until the last execution of which the victim had a shard in hand had ended: its end is written with its last record.
+async fn held_recorded(ledger: &SqlLedger, injected: &Injected) -> Result<Option<i64>> {
+    let sql = "SELECT ended_ms FROM executions WHERE HEX(id) = ?";
+    let mut last = injected.back_ms;
+    for held in &injected.held {
+        let rows = rows_of(ledger, sql, &[SqlArg::Text(held.execution.clone())]).await?;
+        let Some(ended) = rows.first().and_then(|row| row.first()?.parse::<i64>().ok()) else { return Ok(None) };
+        last = last.max(ended);
+    }
+    Ok(Some(last - injected.back_ms))
 }
 
 /// Until each job of every second had fired after the return and a shard of that firing was recorded.

@@ -6,6 +6,8 @@ mod links;
 mod load;
 mod matrix;
 mod measure;
+mod resources;
+pub mod soak;
 mod table;
 
 use crate::services::ServiceArgs;

@@ -87,13 +87,13 @@ impl Row {
         self.recovered.sort_unstable();
         self.latest_firing = self.latest_firing.max(outcome.latest_firing);
         self.quiet = self.quiet.max(outcome.quiet);
-        self.shards += outcome.shards;
-        self.firings += outcome.firings;
-        self.lost += outcome.lost;
-        self.recorded_twice += outcome.recorded_twice;
-        self.missed += outcome.firings_missed;
-        self.doubled += outcome.firings_doubled;
-        self.taken_over += outcome.taken_over;
+        self.shards += outcome.tally.shards;
+        self.firings += outcome.tally.firings;
+        self.lost += outcome.tally.lost;
+        self.recorded_twice += outcome.tally.recorded_twice;
+        self.missed += outcome.tally.firings_missed;
+        self.doubled += outcome.tally.firings_doubled;
+        self.taken_over += outcome.tally.taken_over;
         self.refused += outcome.late_ends_refused;
     }
 
@@ -166,6 +166,7 @@ fn measured(measure: Measure) -> &'static str {
     match measure {
         Measure::Firing => "latest firing after the fault",
         Measure::Shards => "its shards elsewhere",
+        Measure::Recorded => "its shards recorded after the return",
         Measure::Return => "work after the return",
     }
 }
@@ -248,7 +249,7 @@ mod tests {
         for time in times {
             let mut outcome = Outcome::new(cell, row.rule);
             outcome.recovered = time.map(Duration::from_millis);
-            outcome.lost = u64::from(time.is_none());
+            outcome.tally.lost = u64::from(time.is_none());
             if time.is_none() {
                 outcome.problems.push("it did not recover".into());
             }

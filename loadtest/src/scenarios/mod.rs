@@ -4,7 +4,7 @@ pub mod precision;
 pub mod throughput;
 pub mod worker_kill;
 
-const SCENARIOS: [(&str, &str); 4] = [
+const SCENARIOS: [(&str, &str); 5] = [
     ("throughput", "no-op shards end to end in a cluster, beside what RabbitMQ and the database can do alone"),
     (
         "precision",
@@ -17,6 +17,10 @@ const SCENARIOS: [(&str, &str); 4] = [
     (
         "faults",
         "each fault on each part, in the middle of load: what was lost, doubled or missed, and the time to recover",
+    ),
+    (
+        "soak",
+        "a random fault every ten seconds for long: the same counts, and memory, handles and connections stay flat",
     ),
 ];
 

@@ -89,6 +89,10 @@ impl Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         let Some(mut connection) = self.connection.take() else { return };
+        if self.answering {
+            // By a caller that has less patience than the statement's limit.
+            self.reach.silent("the database has not answered as long as anybody waited");
+        }
         let runtime = tokio::runtime::Handle::try_current();
         let (false, Ok(runtime)) = (self.answering, runtime) else { return drop(connection.detach()) };
         let (wait, roll_back) = (self.limit.unwrap_or(RETURN_WAIT).min(RETURN_WAIT), self.in_transaction);
