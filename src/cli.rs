@@ -71,6 +71,13 @@ enum Command {
     Dead(commands::dead::DeadCommand),
     /// Bring the ledger's tables to this version
     Migrate,
+    /// Delete what is older than the configuration's retention
+    #[command(
+        long_about = "Delete what is older than the configuration's retention: executions with their shards and results, decisions, \
+                      dead letters. The leader does the same by itself; in small steps, so that a running cluster is not disturbed.",
+        after_help = "Examples:\n  shardcron prune\n  SHARDCRON_RETENTION_SUCCESS=7d shardcron prune --json"
+    )]
+    Prune,
     /// Check every service and say what to mend
     Doctor,
 }
@@ -160,6 +167,7 @@ fn run(command: Command, config: Config, out: Out, registry: shardcron_sdk::Regi
         Command::Workers => commands::run(commands::workers::run(config, out)),
         Command::Dead(command) => commands::run(commands::dead::run(command, config, out)),
         Command::Migrate => commands::run(commands::migrate::run(config, out)),
+        Command::Prune => commands::run(commands::prune::run(config, out)),
         Command::Doctor => commands::run(commands::doctor::run(config, out)),
     }
 }

@@ -24,6 +24,8 @@ pub struct Config {
     pub scheduler: SchedulerConfig,
     /// The worker role.
     pub worker: WorkerConfig,
+    /// How long what has ended is kept.
+    pub retention: RetentionConfig,
     /// What workers do while no scheduler leads.
     pub fallback: FallbackConfig,
     /// What the process writes to standard error.
@@ -54,13 +56,23 @@ pub struct BrokerConfig {
     pub url: Option<String>,
     /// What the names of queues and exchanges begin with. Default: `shardcron`.
     pub prefix: String,
-    /// How often the ledger is polled when there is no RabbitMQ. Default: 100ms.
+    /// How often the ledger is polled when there is no RabbitMQ, or it is away. Default: 100ms.
     pub poll: Span,
+    /// Whether work goes on through the ledger while RabbitMQ is away. Default: true.
+    pub fallback: bool,
+    /// How long RabbitMQ has to be away for that. Default: 2s.
+    pub fallback_after: Span,
 }
 
 impl Default for BrokerConfig {
     fn default() -> Self {
-        BrokerConfig { url: None, prefix: "shardcron".into(), poll: Span(100) }
+        BrokerConfig {
+            url: None,
+            prefix: "shardcron".into(),
+            poll: Span(100),
+            fallback: true,
+            fallback_after: Span::secs(2),
+        }
     }
 }
 
@@ -160,6 +172,40 @@ impl Default for WorkerConfig {
     }
 }
 
+/// How long what has ended is kept.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RetentionConfig {
+    /// Executions that ended well. Default: 30d.
+    pub success: Span,
+    /// Executions that failed or were cancelled, and dead letters. Default: 90d.
+    pub failed: Span,
+    /// Decisions, and with them the memory of request ids. Default: 90d.
+    pub decisions: Span,
+    /// How often the leader deletes what is older. Default: 1h.
+    pub every: Span,
+}
+
+impl Default for RetentionConfig {
+    fn default() -> Self {
+        let days = |n: u64| Span::secs(n * 86_400);
+        RetentionConfig { success: days(30), failed: days(90), decisions: days(90), every: Span::mins(60) }
+    }
+}
+
+impl RetentionConfig {
+    /// For the leader.
+    #[must_use]
+    pub fn options(&self) -> shardcron_actors::RetentionOptions {
+        shardcron_actors::RetentionOptions {
+            success: self.success.as_std(),
+            failed: self.failed.as_std(),
+            decisions: self.decisions.as_std(),
+            every: self.every.as_std(),
+        }
+    }
+}
+
 /// What workers do while no scheduler leads: one of them fires what must not wait.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -220,12 +266,14 @@ impl Default for LogConfig {
 }
 
 /// The variables, with the key that each sets. Lists are separated by commas; tiers are written `core=8,bulk=4`.
-const VARIABLES: [(&str, &str); 28] = [
+const VARIABLES: [(&str, &str); 34] = [
     ("SHARDCRON_LEDGER_URL", "ledger.url"),
     ("SHARDCRON_LEDGER_MIGRATE", "ledger.migrate"),
     ("SHARDCRON_BROKER_URL", "broker.url"),
     ("SHARDCRON_BROKER_PREFIX", "broker.prefix"),
     ("SHARDCRON_BROKER_POLL", "broker.poll"),
+    ("SHARDCRON_BROKER_FALLBACK", "broker.fallback"),
+    ("SHARDCRON_BROKER_FALLBACK_AFTER", "broker.fallback_after"),
     ("SHARDCRON_REDIS_URL", "redis.url"),
     ("SHARDCRON_REDIS_PREFIX", "redis.prefix"),
     ("SHARDCRON_REDIS_IDEMPOTENCY_TTL", "redis.idempotency_ttl"),
@@ -242,6 +290,10 @@ const VARIABLES: [(&str, &str); 28] = [
     ("SHARDCRON_WORKER_ACK_HORIZON", "worker.ack_horizon"),
     ("SHARDCRON_WORKER_ALLOW_EXEC", "worker.allow_exec"),
     ("SHARDCRON_WORKER_WORK_DIR", "worker.work_dir"),
+    ("SHARDCRON_RETENTION_SUCCESS", "retention.success"),
+    ("SHARDCRON_RETENTION_FAILED", "retention.failed"),
+    ("SHARDCRON_RETENTION_DECISIONS", "retention.decisions"),
+    ("SHARDCRON_RETENTION_EVERY", "retention.every"),
     ("SHARDCRON_FALLBACK_ENABLED", "fallback.enabled"),
     ("SHARDCRON_FALLBACK_AFTER", "fallback.after"),
     ("SHARDCRON_FALLBACK_TIERS", "fallback.tiers"),
@@ -302,6 +354,9 @@ impl Config {
                 "scheduler.lease_ttl = \"{}\" is too short to be renewed in time; 300ms is the least",
                 self.scheduler.lease_ttl
             );
+        }
+        if self.retention.every < Span::secs(1) {
+            bail!("retention.every = \"{}\" is too short; 1s is the least", self.retention.every);
         }
         let name = self.scheduler.name.as_deref().unwrap_or_default();
         if name.to_ascii_lowercase().starts_with(STAND_IN_PREFIX) {

@@ -1,7 +1,9 @@
 //! The processes that stay: scheduler, worker, or both.
 //!
-//! Two runtimes: a multi-thread one for all I/O and for handlers, and the actix system on the main thread for the actors.
-//! Shutdown: the first SIGTERM or SIGINT drains, the second ends at once.
+//! Three runtimes: a multi-thread one for all I/O and for the handlers that come with the program, another for users' own code, and
+//! the actix system on the main thread for the actors.
+//! Shutdown: the first SIGTERM or SIGINT drains; the second hands back what a worker still runs; the third ends at once, as the second
+//! does where no worker runs.
 
 use crate::config::Config;
 use crate::health;
@@ -10,6 +12,7 @@ use crate::wiring::{self, Wired};
 use anyhow::{Context, Result};
 use shardcron_actors::guardian::OnFatal;
 use shardcron_actors::worker::Resolve;
+use shardcron_actors::{Io, ledger_time};
 use shardcron_actors::{Scheduler, SchedulerOptions, TierOptions, Worker, WorkerOptions};
 use shardcron_handlers::{HandlerOptions, Handlers};
 use shardcron_sdk::Registry;
@@ -33,6 +36,9 @@ pub struct Roles {
 
 /// The exit code for a process that gave itself up: its supervisor is to start it again (`EX_SOFTWARE`).
 const GAVE_UP: i32 = 70;
+
+/// Threads for users' own code at most. What waits and does not block shares them.
+const HANDLER_THREADS_MAX: usize = 32;
 
 /// Logs for a command that a person waits for: warnings only, plain, to standard error.
 pub fn log_plainly() {
@@ -67,25 +73,40 @@ pub fn serve(config: Config, roles: Roles, registry: Registry) -> Result<ExitCod
         .enable_all()
         .build()
         .context("the I/O runtime")?;
+    let handlers = handlers_runtime(&config, roles, threads)?;
     // First of all, so that nothing that is counted is lost.
     let metrics = shardcron_web::install_metrics(io.handle())?;
     shardcron_broker::metric_definitions::describe();
     let system = actix::System::new();
-    let handle = io.handle().clone();
-    let result = system.block_on(run(config, roles, registry, handle, metrics));
+    let handles = (io.handle().clone(), handlers.handle().clone());
+    let result = system.block_on(run(config, roles, registry, handles, metrics));
+    // Code that blocks can't be ended but with the process, and must not keep it.
+    handlers.shutdown_background();
     io.shutdown_timeout(Duration::from_secs(2));
     result.map(|()| ExitCode::SUCCESS)
+}
+
+/// As many threads as slots, within reason: a handler that blocks its thread then keeps no other handler waiting.
+fn handlers_runtime(config: &Config, roles: Roles, threads: usize) -> Result<tokio::runtime::Runtime> {
+    let slots = if roles.worker { config.worker.tiers.values().sum() } else { 1 };
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(slots.clamp(1, HANDLER_THREADS_MAX.max(threads)))
+        .thread_name("shardcron-handler")
+        .enable_all()
+        .build()
+        .context("the handlers' runtime")
 }
 
 async fn run(
     config: Config,
     roles: Roles,
     registry: Registry,
-    io: tokio::runtime::Handle,
+    (io, handlers): (tokio::runtime::Handle, tokio::runtime::Handle),
     metrics: metrics_exporter_prometheus::PrometheusHandle,
 ) -> Result<()> {
     let shutdown = CancellationToken::new();
-    io.spawn(watch_signals(shutdown.clone()));
+    let hurry = CancellationToken::new();
+    io.spawn(watch_signals(shutdown.clone(), roles.worker.then(|| hurry.clone())));
     let name = process_name(&config, roles);
     let prepare = {
         let config = config.clone();
@@ -97,10 +118,14 @@ async fn run(
             Ok::<_, anyhow::Error>(wired)
         })
     };
-    let wired = tokio::select! {
+    let mut wired = tokio::select! {
         prepared = prepare => prepared.context("the start was interrupted")??,
         () = shutdown.cancelled() => return Ok(()),
     };
+    wired.ports.handlers = Io::on(handlers);
+    let first = wired.ports.clone();
+    let _ = io.spawn(async move { ledger_time::measure(&first).await }).await;
+    io.spawn(ledger_time::follow(wired.ports.clone()));
     let on_fatal = Arc::new(give_up());
     let (health_tx, health_rx) = watch::channel(ProcessHealth::default());
     let web = start_web(&config, &wired, &io, metrics, health_rx).await?;
@@ -116,7 +141,7 @@ async fn run(
         actix::spawn(StandIn::new(&config, name, wired.ports.clone(), options, ends).run())
     });
     if roles.worker {
-        let live = live(&config, &wired, registry, on_fatal, &shutdown);
+        let live = live(&config, &wired, registry, on_fatal, (&shutdown, &hurry));
         live.await?;
     } else {
         shutdown.cancelled().await;
@@ -142,7 +167,7 @@ async fn live(
     wired: &Wired,
     registry: Registry,
     on_fatal: Arc<OnFatal>,
-    shutdown: &CancellationToken,
+    (shutdown, hurry): (&CancellationToken, &CancellationToken),
 ) -> Result<()> {
     let options = worker_options(config, wired, registry);
     loop {
@@ -160,12 +185,12 @@ async fn live(
             }
             () = shutdown.cancelled() => {
                 tracing::info!(running = status.running(), limit = %config.worker.drain, "draining");
-                let drain = worker.drain(config.worker.drain.as_std());
+                let drain = worker.drain(config.worker.drain.as_std(), hurry.clone());
                 tokio::pin!(drain);
                 // Handlers are told to stop at the limit and may take some seconds to do it; what is longer waits for the ledger.
                 let patience = config.worker.drain.as_std() + Duration::from_secs(12);
                 if tokio::time::timeout(patience, &mut drain).await.is_err() {
-                    tracing::warn!("still waiting for the ledger to take what is finished; a second signal ends at once, and others take the shards over");
+                    tracing::warn!("still waiting for the ledger to take what is finished; two more signals end at once, and others take the shards over");
                     drain.await;
                 }
                 return Ok(());
@@ -195,20 +220,26 @@ fn give_up() -> OnFatal {
     })
 }
 
-async fn watch_signals(shutdown: CancellationToken) {
+/// `hurry`: what the second signal cancels in a process with a worker.
+async fn watch_signals(shutdown: CancellationToken, hurry: Option<CancellationToken>) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
         tracing::error!("signals can't be received; end this process with SIGKILL");
         return;
     };
-    for ending in ["shutting down; a second signal ends at once", "ending at once"] {
-        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-        tracing::info!("{ending}");
-        if shutdown.is_cancelled() {
-            std::process::exit(1);
-        }
-        shutdown.cancel();
+    let mut steps = vec![(shutdown, "shutting down; a second signal ends at once")];
+    if let Some(hurry) = hurry {
+        steps[0].1 = "shutting down; a second signal stops what runs and hands it back, a third ends at once";
+        steps.push((hurry, "handing back what runs; another signal ends at once"));
     }
+    for (step, words) in steps {
+        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        tracing::info!("{words}");
+        step.cancel();
+    }
+    tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+    tracing::info!("ending at once");
+    std::process::exit(1);
 }
 
 fn host() -> String {
@@ -228,6 +259,7 @@ fn scheduler_options(config: &Config) -> SchedulerOptions {
         sweep_every: config.scheduler.sweep_every.as_std(),
         republish_after: config.scheduler.republish_after.as_std(),
         tiers: config.worker.tiers.keys().cloned().collect(),
+        retention: config.retention.options(),
         ..SchedulerOptions::named(name)
     }
 }

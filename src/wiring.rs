@@ -2,11 +2,12 @@
 
 use crate::config::{Config, masked};
 use anyhow::{Context, Result};
+use shardcron_actors::ledger_time::LedgerTime;
 use shardcron_actors::modes::Modes;
 use shardcron_actors::{Io, Ports, SystemClock, SystemEntropy};
-use shardcron_broker::Broker;
 use shardcron_broker::ledger::LedgerBroker;
 use shardcron_broker::rabbitmq::{RabbitMq, RabbitOptions};
+use shardcron_broker::{Broker, fallback};
 use shardcron_domain::modes::Mode;
 use shardcron_store::fallback::{Fallback, FallbackOptions};
 use shardcron_store::redis::RedisStores;
@@ -85,7 +86,8 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
                 Arc::new(NoIdempotency),
             ),
         };
-    let broker = broker(config, name, ledger.clone())?;
+    let (broker, fault) = broker(config, name, ledger.clone())?;
+    faults.extend(fault.map(|fault| (Mode::BrokerAway, fault)));
     let ports = Ports {
         ledger,
         broker,
@@ -93,9 +95,11 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         presence,
         idempotency,
         clock: Arc::new(SystemClock::default()),
+        ledger_time: LedgerTime::default(),
         entropy: Arc::new(SystemEntropy),
         modes: Modes::default(),
         io: Io::on(tokio::runtime::Handle::current()),
+        handlers: Io::on(tokio::runtime::Handle::current()),
     };
     Ok(Wired { ports, sql, redis, live, faults })
 }
@@ -104,18 +108,25 @@ fn redis(url: &str, config: &Config) -> Result<RedisStores> {
     RedisStores::open(url, &config.redis.prefix).with_context(|| format!("redis.url {}", masked(url)))
 }
 
-fn broker(config: &Config, name: &str, ledger: Arc<dyn Ledger>) -> Result<Arc<dyn Broker>> {
-    Ok(match &config.broker.url {
-        Some(url) => {
-            let options = RabbitOptions {
-                prefix: config.broker.prefix.clone(),
-                name: name.to_owned(),
-                ..RabbitOptions::default()
-            };
-            Arc::new(RabbitMq::connect(url, options).with_context(|| format!("broker.url {}", masked(url)))?)
-        }
-        None => Arc::new(LedgerBroker::new(ledger, config.broker.poll.as_std())),
-    })
+/// The transport, and where it can be done without, why it is.
+fn broker(config: &Config, name: &str, ledger: Arc<dyn Ledger>) -> Result<(Arc<dyn Broker>, Option<Fault>)> {
+    let Some(url) = &config.broker.url else {
+        return Ok((Arc::new(LedgerBroker::new(ledger, config.broker.poll.as_std())), None));
+    };
+    let options =
+        RabbitOptions { prefix: config.broker.prefix.clone(), name: name.to_owned(), ..RabbitOptions::default() };
+    let rabbit = Arc::new(RabbitMq::connect(url, options).with_context(|| format!("broker.url {}", masked(url)))?);
+    if !config.broker.fallback {
+        return Ok((rabbit, None));
+    }
+    let options = fallback::FallbackOptions {
+        after: config.broker.fallback_after.as_std(),
+        poll: config.broker.poll.as_std(),
+        runtime: None,
+    };
+    let broker = fallback::Fallback::new(rabbit, ledger, options).context("broker.fallback")?;
+    let fault = broker.fault();
+    Ok((Arc::new(broker), Some(fault)))
 }
 
 /// Where lease and presence are rows. SQLite has one writer for each file: in the ledger's own file a job's long statement would

@@ -3,6 +3,7 @@
 use crate::clock::Clock;
 use crate::entropy::Entropy;
 use crate::io::Io;
+use crate::ledger_time::LedgerTime;
 use crate::modes::Modes;
 use shardcron_broker::Broker;
 use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, Presence};
@@ -24,15 +25,25 @@ pub struct Ports {
     pub idempotency: Arc<dyn IdempotencyStore>,
     /// The time.
     pub clock: Arc<dyn Clock>,
+    /// What the ledger's clock says against it.
+    pub ledger_time: LedgerTime,
     /// The dice.
     pub entropy: Arc<dyn Entropy>,
     /// The degraded modes that this process is in.
     pub modes: Modes,
     /// Where I/O runs.
     pub io: Io,
+    /// Where users' own code runs. What blocks there keeps no heartbeat and no connection waiting.
+    pub handlers: Io,
 }
 
 impl Ports {
+    /// Milliseconds UTC by the ledger's clock: for what one process writes and another compares, such as when a retry may run.
+    #[must_use]
+    pub fn ledger_now_ms(&self) -> i64 {
+        self.clock.now_ms().saturating_add(self.ledger_time.ahead_ms())
+    }
+
     /// A series of waits between tries.
     pub(crate) fn backoff(&self) -> Backoff {
         Backoff { base_ms: 50, entropy: self.entropy.clone() }

@@ -28,6 +28,28 @@ pub enum Published {
     Unroutable,
     /// Unknown; publish it again. A double is harmless, its attempt number tells it.
     Failed(String),
+    /// No message was sent, as the broker is away: workers find the shard in the ledger once it is noted there as left to them.
+    Left,
+}
+
+/// How what is published reaches the workers now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// As always.
+    Broker,
+    /// The broker is away, and what is published is left in the ledger ([`Published::Left`]).
+    Ledger,
+    /// Not at all: the broker is away or takes no messages.
+    Closed,
+}
+
+/// Where a message that can't be processed is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptIn {
+    /// In the broker's queue of dead messages.
+    Queue,
+    /// In the ledger.
+    Ledger,
 }
 
 /// How a connection is.
@@ -44,19 +66,24 @@ pub enum BrokerState {
 /// A look at a tier's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// Messages that no consumer holds.
+    /// Messages that no consumer holds. Without a queue of its own: shards that are handed out and not begun, if that is known.
     pub ready: u32,
     /// Consumers on the queue, of all processes.
     pub consumers: u32,
-    /// The transport has no queue of its own (the ledger is polled): a window makes no sense.
+    /// The transport has no queue of its own (the ledger is polled): how fast it drains and who consumes is not known.
     pub unbounded: bool,
 }
+
+/// The generation of what was found by polling the ledger: no channel, so none that is renewed. The greatest, so that no renewal of
+/// a broker's channel voids it where a consumer hears both.
+pub const POLLED: u64 = u64::MAX;
 
 /// What a delivery is acked by. Valid for the consumer that it came from; never a key of anything, since numbers come again after
 /// a reconnection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag {
-    /// Grows with each new channel of the consumer; a tag of an earlier one is void, its message comes again.
+    /// Grows with each new channel of the consumer; a tag of an earlier one is void, its message comes again. [`POLLED`] is never
+    /// void.
     pub generation: u64,
     /// The broker's number within it.
     pub number: u64,
@@ -176,15 +203,19 @@ pub trait Broker: Send + Sync + 'static {
     /// Away or refused.
     async fn send_trigger(&self, request: &TriggerRequest) -> Result<()>;
 
-    /// Keeps a message that can't be processed where people look for it, with the reason.
+    /// Keeps a message that can't be processed where people look for it, with the reason. What stands in the ledger already needs
+    /// no copy of the caller there.
     ///
     /// # Errors
     /// Away or refused.
-    async fn put_dead(&self, payload: &[u8], reason: &str) -> Result<()>;
+    async fn put_dead(&self, payload: &[u8], reason: &str) -> Result<KeptIn>;
 
-    /// Whether what [`Broker::put_dead`] keeps stands in the ledger already, so that the caller needs no copy there.
-    fn keeps_dead_in_ledger(&self) -> bool {
-        false
+    /// How what is published travels now.
+    fn way(&self) -> Way {
+        match *self.state().borrow() {
+            BrokerState::Up => Way::Broker,
+            BrokerState::Blocked(_) | BrokerState::Away(_) => Way::Closed,
+        }
     }
 
     /// How the connection is, now and from now on.

@@ -36,6 +36,13 @@ pub struct JobSpec {
     /// What happens after a failed attempt.
     #[serde(default)]
     pub retry: RetryPolicy,
+    /// How long an attempt may go without any progress (a checkpoint, records, output, `ShardContext::progress`). Not watched
+    /// without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stall_timeout: Option<Span>,
+    /// When another worker may go on with a shard whose worker lost its connection.
+    #[serde(default, skip_serializing_if = "Takeover::is_default")]
+    pub takeover: Takeover,
     /// What happens when the previous execution still runs.
     #[serde(default)]
     pub overlap: OverlapPolicy,
@@ -217,6 +224,24 @@ impl<'de> Deserialize<'de> for Timeout {
     }
 }
 
+/// When another worker may go on with a shard whose worker lost its connection to the broker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Takeover {
+    /// Once its worker's heartbeat has ended: nothing runs twice at the same time.
+    #[default]
+    Lease,
+    /// As soon as the broker delivers the shard again. A worker that lost nothing but its connection then runs beside its
+    /// successor until the ledger refuses it, so only for handlers whose effects the ledger's fence covers.
+    Immediate,
+}
+
+impl Takeover {
+    fn is_default(&self) -> bool {
+        *self == Takeover::Lease
+    }
+}
+
 /// What happens after a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -316,6 +341,8 @@ impl JobSpec {
             handler,
             tier: default_tier(),
             timeout: Timeout::default(),
+            stall_timeout: None,
+            takeover: Takeover::default(),
             retry: RetryPolicy::default(),
             overlap: OverlapPolicy::default(),
             misfire: MisfirePolicy::default(),
@@ -362,6 +389,7 @@ impl JobSpec {
                 format!("{} tries; 1 (no retry) to {} are possible", retry.attempts, limits::ATTEMPTS_MAX),
             ));
         }
+        faults.extend(self.liveness_faults());
         if !retry.factor.is_finite() || retry.factor < 1.0 {
             faults.push(fault(
                 "retry.factor",
@@ -395,6 +423,28 @@ impl JobSpec {
                 "handler.chunk",
                 "chunks are cut from a range; give the job shards = { range = { from, to }, count }",
             ));
+        }
+        faults
+    }
+
+    fn liveness_faults(&self) -> Vec<SpecError> {
+        let mut faults = Vec::new();
+        if self.takeover == Takeover::Immediate && matches!(self.handler, HandlerSpec::Exec { .. }) {
+            faults.push(fault(
+                "takeover",
+                "\"immediate\" may run a shard at two workers for a moment, and nothing fences what a program does; leave it \
+                 out (\"lease\"), or use an sql handler, whose effects count once",
+            ));
+        }
+        let Some(stall) = self.stall_timeout else { return faults };
+        if stall.0 < limits::STALL_TIMEOUT_MIN_MS {
+            let least = Span(limits::STALL_TIMEOUT_MIN_MS);
+            let message = format!("\"{stall}\" is too short to tell slow from stuck; use \"{least}\" or more");
+            faults.push(fault("stall_timeout", message));
+        } else if let Some(timeout) = self.timeout.span().filter(|timeout| stall >= *timeout) {
+            let message =
+                format!("\"{stall}\" is never reached: the attempt is cut off at its timeout of \"{timeout}\"");
+            faults.push(fault("stall_timeout", message));
         }
         faults
     }

@@ -61,6 +61,10 @@ pub const DEAD_LETTERS_COUNTED: usize = 1_000;
 pub const LOSS_CONFIRM_MS: i64 = 900;
 /// Tiers by configuration. Each has a queue, a consumer and a metric label.
 pub const TIERS_MAX: usize = 16;
+/// The shortest `stall_timeout`: below it, a pause of the ledger or of the machine would be taken for a hung handler.
+pub const STALL_TIMEOUT_MIN_MS: u64 = 1_000;
+/// Rows that one statement of retention deletes at most: a lock on them lasts for some tens of milliseconds then.
+pub const PRUNE_ROWS: u64 = 5_000;
 /// How often a part that is away and can be done without is asked again. Bounds how late its return is noticed.
 pub const CIRCUIT_PROBE_MS: u64 = 1_000;
 /// A part that fails again within this time of its return has not really returned.

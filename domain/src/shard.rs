@@ -6,11 +6,13 @@
 //!     ▲                  │      │
 //!     │ retry, reclaim,  │      └── fail, reclaim with no try left ──▶ failed (a dead letter)
 //!     └── hand back ─────┘
+//!  running(owner) ── take over ──▶ running(another), attempt + 1; failed with no try left
 //!  pending, running ── cancel ──▶ cancelled
 //! ```
 //!
-//! `attempt` is the fence: it grows by one whenever a shard leaves `running` for `pending`, so a late write of an earlier
-//! owner matches nothing. `failures` is the budget: a hand-back at shutdown raises the attempt but not the failures.
+//! `attempt` is the fence: it grows by one whenever a shard leaves its owner without having ended, so a late write of an earlier
+//! owner matches nothing. `failures` is the budget: a hand-back at shutdown raises the attempt but not the failures; a take-over
+//! raises both, so that a shard that kills its workers runs out of tries however fast the next one takes it (case T-04).
 //!
 //! The SQL adapters carry these guards in their `WHERE` clauses; the store's conformance suite holds the two together.
 
@@ -124,6 +126,8 @@ pub enum ReclaimReason {
     WorkerLost,
     /// The owner's heartbeat goes on, but the attempt is past its timeout and the grace.
     Hung,
+    /// The owner's heartbeat goes on, but the attempt has made no progress for the job's `stall_timeout` and the grace.
+    Stalled,
 }
 
 impl ReclaimReason {
@@ -133,9 +137,52 @@ impl ReclaimReason {
         match self {
             ReclaimReason::WorkerLost => "worker lost: its heartbeat ended while the shard ran",
             ReclaimReason::Hung => "hung: the attempt ran past its timeout and did not end when told to",
+            ReclaimReason::Stalled => {
+                "stalled: the attempt made no progress for the job's stall_timeout and did not end when told to"
+            }
+        }
+    }
+
+    /// The word in the attempt's history, in metrics and in logs.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            ReclaimReason::WorkerLost => "worker_lost",
+            ReclaimReason::Hung => "hung",
+            ReclaimReason::Stalled => "stalled",
         }
     }
 }
+
+/// Why the worker that got a shard's message again may take the shard from another that the ledger holds for its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TakeOverReason {
+    /// The owner's heartbeat had ended.
+    OwnerGone,
+    /// The broker delivered the message again, so the owner's connection had ended; the job allows it (`takeover = "immediate"`).
+    Redelivered,
+}
+
+impl TakeOverReason {
+    /// The sentence that stands in the attempt's history.
+    #[must_use]
+    pub fn sentence(self) -> &'static str {
+        match self {
+            TakeOverReason::OwnerGone => {
+                "worker lost: its heartbeat had ended when the shard's message came again, and another worker took it over"
+            }
+            TakeOverReason::Redelivered => {
+                "worker lost: its connection to the broker ended while the shard ran, and another worker took it over at once \
+                 (takeover = \"immediate\")"
+            }
+        }
+    }
+}
+
+/// The word in the history of an attempt that was taken over. The ledger finds by it whether a message of an earlier attempt still
+/// stands for the one that runs.
+pub const TAKEN_OVER: &str = "taken_over";
 
 /// What a failed handler says about another try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -147,6 +194,8 @@ pub enum FailureClass {
     Permanent,
     /// It ran into its timeout; another try may help.
     Timeout,
+    /// It made no progress for the job's `stall_timeout`; another try may help.
+    Stalled,
 }
 
 /// What happens to a shard.
@@ -196,6 +245,17 @@ pub enum Event {
         owner: Incarnation,
         /// Why.
         reason: ReclaimReason,
+    },
+    /// Another worker goes on with what it was handed again, in place of the owner, without a wait in between. Costs a try.
+    TakeOver {
+        /// The attempt that was seen running.
+        attempt: u32,
+        /// Its owner then.
+        owner: Incarnation,
+        /// Who runs the next attempt.
+        by: Incarnation,
+        /// Why.
+        reason: TakeOverReason,
     },
     /// The owner gives it back unfinished, at shutdown or because it never started it.
     HandBack {
@@ -323,6 +383,18 @@ pub fn apply(
             check_running(shard, *attempt, *owner)?;
             let failures = shard.failures.saturating_add(1);
             Ok(after_failure(shard, failures, (failures < policy.attempts).then_some(now_ms)))
+        }
+        Event::TakeOver { attempt, owner, by, .. } => {
+            check_running(shard, *attempt, *owner)?;
+            if owner == by {
+                return Err(Rejection::AlreadyRunning(*by));
+            }
+            let failures = shard.failures.saturating_add(1);
+            if failures >= policy.attempts {
+                return Ok(after_failure(shard, failures, None));
+            }
+            let attempt = shard.attempt.saturating_add(1);
+            Ok((Shard { attempt, failures, owner: Some(*by), ..shard.clone() }, None))
         }
         Event::HandBack { attempt, owner } => {
             check_running(shard, *attempt, *owner)?;
@@ -455,6 +527,41 @@ mod tests {
         assert_eq!(shard.failures, 3);
         assert_eq!(answers.iter().filter(|a| matches!(a, Ok(Some(Effect::Settle(_))))).count(), 1, "settled once");
         assert_eq!(answers[6], Err(Rejection::Terminal(Phase::Failed)));
+    }
+
+    /// However fast the next worker takes it over, each death of a worker costs a try.
+    #[test]
+    fn t_04_take_overs_use_up_tries_like_any_loss() {
+        let by = |n: u32| worker(n as u8);
+        let mut events = vec![Event::Claim { attempt: 1, owner: by(1) }];
+        for attempt in 1..=4 {
+            let reason = TakeOverReason::Redelivered;
+            events.push(Event::TakeOver { attempt, owner: by(attempt), by: by(attempt + 1), reason });
+        }
+        let (shard, answers) = run(&events);
+        assert_eq!((shard.phase, shard.attempt, shard.failures), (Phase::Failed, 3, 3));
+        assert_eq!(answers[2], Ok(None), "it went on without a wait");
+        assert_eq!(answers[3], Ok(Some(Effect::Settle(Phase::Failed))));
+        assert_eq!(answers[4], Err(Rejection::Terminal(Phase::Failed)));
+    }
+
+    #[test]
+    fn a_take_over_fences_the_owner_and_keeps_the_checkpoint() {
+        let by = worker(2);
+        let at = Checkpoint::Number(7);
+        let (shard, answers) = run(&[
+            Event::Claim { attempt: 1, owner: worker(1) },
+            Event::Advance { attempt: 1, owner: worker(1), from: None, to: at.clone() },
+            Event::TakeOver { attempt: 1, owner: worker(1), by, reason: TakeOverReason::OwnerGone },
+            Event::Succeed { attempt: 1, owner: worker(1) },
+            Event::TakeOver { attempt: 1, owner: worker(1), by: worker(3), reason: TakeOverReason::Redelivered },
+            Event::TakeOver { attempt: 2, owner: by, by, reason: TakeOverReason::Redelivered },
+        ]);
+        assert_eq!((shard.phase, shard.attempt, shard.owner), (Phase::Running, 2, Some(by)));
+        assert_eq!(shard.checkpoint, Some(at));
+        assert_eq!(answers[3], Err(Rejection::StaleAttempt { named: 1, current: 2 }));
+        assert_eq!(answers[4], Err(Rejection::StaleAttempt { named: 1, current: 2 }), "one of two takes it");
+        assert_eq!(answers[5], Err(Rejection::AlreadyRunning(by)));
     }
 
     #[test]

@@ -15,4 +15,8 @@ impl ShardHandler for Noop {
     async fn run(&self, _context: ShardContext) -> Result<ShardOutput, ShardError> {
         Ok(ShardOutput::default())
     }
+
+    fn effects_are_fenced(&self) -> bool {
+        true
+    }
 }

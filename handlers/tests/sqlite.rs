@@ -54,6 +54,7 @@ impl World {
             params: Params::new(),
             tier: "core".into(),
             timeout_ms: None,
+            stall_ms: None,
             overlap: OverlapPolicy::Allow,
         };
         let intent = FireIntent {

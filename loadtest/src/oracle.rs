@@ -204,6 +204,7 @@ mod tests {
                 params: Default::default(),
                 tier: "core".into(),
                 timeout_ms: None,
+                stall_ms: None,
                 overlap: OverlapPolicy::Allow,
             };
             let intent = FireIntent {

@@ -30,6 +30,9 @@ pub trait Effects: Send + Sync {
     /// # Errors
     /// Superseded, or the ledger is away.
     async fn checkpoint(&self, from: Option<Checkpoint>, to: Checkpoint, rows: u64) -> Result<(), CheckpointError>;
+
+    /// Notes that the attempt moves. Costs nothing; called as often as one likes.
+    fn progress(&self) {}
 }
 
 /// One attempt at one shard, as its handler sees it.
@@ -98,6 +101,13 @@ impl ShardContext {
     pub async fn advance(&mut self, to: Checkpoint, rows: u64) -> Result<(), CheckpointError> {
         self.effects.checkpoint(self.checkpoint.clone(), to.clone(), rows).await?;
         self.checkpoint = Some(to);
+        self.effects.progress();
         Ok(())
+    }
+
+    /// Says that the attempt moves, where there is no checkpoint to take: it is what a job's `stall_timeout` waits for. A call costs
+    /// nothing, so it may stand in the innermost loop.
+    pub fn progress(&self) {
+        self.effects.progress();
     }
 }

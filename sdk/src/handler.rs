@@ -14,6 +14,13 @@ pub trait ShardHandler: Send + Sync + 'static {
     /// # Errors
     /// Whether another try may help, and a sentence.
     async fn run(&self, context: ShardContext) -> Result<ShardOutput, ShardError>;
+
+    /// Whether all effects of the handler are refused once its attempt is superseded, because they are committed together with
+    /// something that names the attempt. Only such a handler may run beside its successor for a moment, as a job with
+    /// `takeover = "immediate"` has it; the jobs of others wait for the heartbeat's end whatever they say.
+    fn effects_are_fenced(&self) -> bool {
+        false
+    }
 }
 
 /// What an attempt did.

@@ -67,6 +67,7 @@ fn attempt_of(event: &Event) -> Option<u32> {
         | Event::Succeed { attempt, .. }
         | Event::Fail { attempt, .. }
         | Event::Reclaim { attempt, .. }
+        | Event::TakeOver { attempt, .. }
         | Event::HandBack { attempt, .. } => Some(*attempt),
         Event::Cancel => None,
     }
@@ -80,6 +81,7 @@ fn renamed(event: &Event, to: u32) -> Event {
         | Event::Succeed { attempt, .. }
         | Event::Fail { attempt, .. }
         | Event::Reclaim { attempt, .. }
+        | Event::TakeOver { attempt, .. }
         | Event::HandBack { attempt, .. } => *attempt = to,
         Event::Cancel => {}
     }

@@ -4,6 +4,7 @@ mod apply;
 mod diff;
 pub mod files;
 mod next;
+mod unserved;
 mod validate;
 mod versions;
 

@@ -9,6 +9,7 @@ pub mod import;
 pub mod jobs;
 pub mod migrate;
 pub mod pause;
+pub mod prune;
 pub mod trigger;
 pub mod workers;
 

@@ -9,7 +9,7 @@ use shardcron_domain::invariants::Tally;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::recovery::Reclaim;
 use shardcron_domain::shard::{Checkpoint, Rejection};
-use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, JobSpec};
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, JobSpec, ShardRef};
 
 /// One answer for each entry of a batch, in the batch's order.
 pub type Verdicts<T> = Vec<std::result::Result<T, Rejection>>;
@@ -95,8 +95,27 @@ pub trait Ledger: crate::firing_port::FiringLedger {
     async fn materialize(&self, epoch: Epoch, execution: ExecutionId, upto: u32) -> Result<u32>;
     /// Notes what the broker has confirmed: first attempts below the given shard of each execution, and redispatched attempts.
     async fn mark_dispatched(&self, epoch: Epoch, firsts: &[(ExecutionId, u32)], again: &[AttemptRef]) -> Result<()>;
-    /// Retries and reclaimed shards whose time has come, the longest due first.
-    async fn redispatch_due(&self, now_ms: i64, limit: usize) -> Result<Vec<Redispatch>>;
+    /// Notes what is handed out without a message, because the broker is away, and in the same transaction that workers are to poll
+    /// (see [`Ledger::polling`]). With nothing to note it only tells the workers so.
+    async fn leave_to_pollers(
+        &self,
+        epoch: Epoch,
+        firsts: &[(ExecutionId, u32)],
+        again: &[AttemptRef],
+        now_ms: i64,
+    ) -> Result<()>;
+    /// Whether shards have been handed out for which there may be no message.
+    async fn polling(&self) -> Result<Option<Polling>>;
+    /// Says that there is a message now for everything that was handed out until `seen` was read. False, and nothing is changed, if
+    /// something has been left to the pollers since.
+    async fn end_polling(&self, epoch: Epoch, seen: &Polling) -> Result<bool>;
+    /// Pending shards of all tiers that are due and have been handed out, in the order of execution and shard, behind `after`.
+    async fn handed_out(&self, after: Option<ShardRef>, now_ms: i64, limit: usize) -> Result<Vec<Redispatch>>;
+    /// How many shards of a tier are handed out and not begun, retries that wait left out: the queue of those who poll. Read in
+    /// passing, so it may be wrong by what changes meanwhile.
+    async fn outstanding(&self, tier: &str) -> Result<u32>;
+    /// Retries and reclaimed shards whose time has come, the longest due first, but for those of the tiers in `without`.
+    async fn redispatch_due(&self, now_ms: i64, without: &[String], limit: usize) -> Result<Vec<Redispatch>>;
     /// Shards from `from` on that are due, have been handed out, and are nevertheless pending: lost by the transport if its queue
     /// is empty.
     async fn stranded(&self, execution: ExecutionId, from: u32, now_ms: i64, limit: usize) -> Result<Vec<AttemptRef>>;
@@ -109,6 +128,9 @@ pub trait Ledger: crate::firing_port::FiringLedger {
     async fn execution_heads(&self, executions: &[ExecutionId]) -> Result<Vec<ExecutionHead>>;
     /// Claims a batch. An attempt that is already running at this owner (the answer to an earlier call was lost) is claimed.
     async fn claim(&self, owner: Incarnation, attempts: &[AttemptRef], now_ms: i64) -> Result<Verdicts<Claimed>>;
+    /// Takes shards over from their owners, as `shard::Event::TakeOver` says: each runs at once at `owner` under its next attempt. A
+    /// shard that an earlier call has brought to this owner (its answer was lost) is taken over.
+    async fn take_over(&self, owner: Incarnation, wanted: &[TakeOver], now_ms: i64) -> Result<Verdicts<TakenOver>>;
     /// Records a batch of ends, with results, history, redispatches, dead letters and the executions' counters, in one
     /// transaction. An end that is already recorded by the same attempt is refused as `Terminal` or `StaleAttempt`.
     async fn record(&self, owner: Incarnation, ends: &[Ended], now_ms: i64) -> Result<Verdicts<Recorded>>;
@@ -165,6 +187,12 @@ pub trait Ledger: crate::firing_port::FiringLedger {
     async fn put_dead_message(&self, reason: &str, payload: &[u8], now_ms: i64) -> Result<()>;
     /// The latest dead letters.
     async fn dead(&self, limit: usize) -> Result<Vec<DeadRow>>;
+
+    // ---- retention ----------------------------------------------------------------------------------------------------
+
+    /// Deletes some of what ended before the given instants and moves the cursor; a few statements of at most `limits::PRUNE_ROWS`
+    /// rows each. Any number of processes may do it at once.
+    async fn prune(&self, before: &PruneBefore, cursor: &mut PruneCursor) -> Result<Pruned>;
 
     // ---- looking ------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use shardcron_domain::Incarnation;
+use shardcron_domain::{AttemptRef, Incarnation};
 use std::time::Duration;
 
 /// What a worker says of itself with each beat.
@@ -27,6 +27,9 @@ pub struct WorkerBeat {
     pub running: u32,
     /// It takes nothing new.
     pub draining: bool,
+    /// For each attempt of a job with a `stall_timeout`: a count that grows with its progress. Empty for all others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub progress: Vec<(AttemptRef, u64)>,
     /// The degraded modes that it is in, by name; a beat of before 0.2 has none.
     #[serde(default)]
     pub modes: Vec<String>,

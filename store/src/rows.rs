@@ -6,7 +6,7 @@ use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::job::{JobSpec, OverlapPolicy, RetryPolicy};
 use shardcron_domain::plan::ShardPlan;
 use shardcron_domain::schedule::ScheduleSpec;
-use shardcron_domain::shard::{Checkpoint, FailureClass};
+use shardcron_domain::shard::{Checkpoint, FailureClass, TakeOverReason};
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, execution, shard};
 
 /// A JSON object, as parameters are.
@@ -120,6 +120,8 @@ pub struct NewExecution {
     pub tier: String,
     /// The limit of each attempt.
     pub timeout_ms: Option<i64>,
+    /// How long an attempt may go without progress.
+    pub stall_ms: Option<i64>,
     /// The job's policy at the version.
     pub overlap: OverlapPolicy,
 }
@@ -151,6 +153,8 @@ pub enum FireOutcome {
     Duplicate(Option<ExecutionId>),
     /// The job has another version now, or is gone; nothing was written. Load it and look again.
     Stale,
+    /// Somebody holds the job's row; nothing was written. Try again soon: the others of the batch did not wait for it (case D-09).
+    Busy,
 }
 
 /// An execution that still has shards to hand out, or that still runs.
@@ -179,6 +183,15 @@ pub struct Redispatch {
     pub tier: String,
 }
 
+/// Shards are handed out without messages; whoever can is to poll the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Polling {
+    /// Since when, milliseconds UTC.
+    pub since_ms: i64,
+    /// Grows with everything that is left to the pollers.
+    pub marks: i64,
+}
+
 /// What every shard of an execution shares; a worker reads it once.
 #[derive(Clone, Debug)]
 pub struct ExecutionHead {
@@ -205,6 +218,33 @@ pub struct ExecutionHead {
 pub struct Claimed {
     /// Where to start.
     pub checkpoint: Option<Checkpoint>,
+}
+
+/// A shard that its worker's message brought to another worker again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TakeOver {
+    /// The attempt that the message names. It stands for the attempt that runs too, if each one between was taken over.
+    pub message: AttemptRef,
+    /// Only from this owner, if it is known.
+    pub from: Option<Incarnation>,
+    /// Why.
+    pub reason: TakeOverReason,
+    /// The job's policy: a take-over costs a try.
+    pub retry: RetryPolicy,
+}
+
+/// What became of a shard that was taken over.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TakenOver {
+    /// It runs at the new owner, under a new attempt.
+    Running {
+        /// That attempt.
+        attempt: AttemptRef,
+        /// Where to start.
+        checkpoint: Option<Checkpoint>,
+    },
+    /// That was the last try: a dead letter.
+    Ended(Recorded),
 }
 
 /// The end of an attempt.
@@ -323,6 +363,8 @@ pub struct RunningRow {
     pub claimed_ms: i64,
     /// The attempt's limit.
     pub timeout_ms: Option<i64>,
+    /// How long it may go without progress.
+    pub stall_ms: Option<i64>,
     /// Records done so far, where the ledger knows.
     pub rows_done: u64,
     /// Where it is.
@@ -390,7 +432,7 @@ pub struct AttemptRow {
     pub index: u32,
     /// The attempt.
     pub attempt: u32,
-    /// `success`, `failed`, `worker_lost`, `hung`, `timeout` or `handed_back`.
+    /// `success`, `failed`, `worker_lost`, `taken_over`, `hung`, `stalled`, `timeout` or `handed_back`.
     pub outcome: String,
     /// Who ran it.
     pub owner: Incarnation,
@@ -470,4 +512,62 @@ pub struct TierOverview {
     pub running: u64,
     /// When the oldest execution that still has waiting shards was fired.
     pub oldest_waiting_ms: Option<i64>,
+}
+
+/// What retention deletes: everything that ended before these instants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PruneBefore {
+    /// Executions that ended well.
+    pub success_ms: i64,
+    /// Executions that failed or were cancelled, and dead letters.
+    pub failed_ms: i64,
+    /// Decisions.
+    pub decisions_ms: i64,
+}
+
+/// Where a pass of retention goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PruneCursor {
+    /// At the executions after this one.
+    Executions {
+        /// The last one that was looked at.
+        after: Option<ExecutionId>,
+    },
+    /// At the decisions of the jobs after this one.
+    Decisions {
+        /// The last job that has none left.
+        job: i64,
+    },
+    /// At the dead letters.
+    DeadLetters,
+    /// The pass is over.
+    Done,
+}
+
+impl Default for PruneCursor {
+    fn default() -> Self {
+        PruneCursor::Executions { after: None }
+    }
+}
+
+/// What retention deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Pruned {
+    /// Rows of all tables.
+    pub rows: u64,
+    /// Executions.
+    pub executions: u64,
+    /// Decisions.
+    pub decisions: u64,
+    /// Dead letters.
+    pub dead_letters: u64,
+}
+
+impl std::ops::AddAssign for Pruned {
+    fn add_assign(&mut self, more: Self) {
+        self.rows += more.rows;
+        self.executions += more.executions;
+        self.decisions += more.decisions;
+        self.dead_letters += more.dead_letters;
+    }
 }

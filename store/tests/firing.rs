@@ -7,6 +7,7 @@ mod common;
 use common::*;
 use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::job::OverlapPolicy;
+use shardcron_domain::limits::FIRE_KEY_BYTES;
 use shardcron_domain::{Epoch, ExecutionId, JobId};
 use shardcron_store::*;
 
@@ -19,7 +20,7 @@ conformance!(
     a_01_applying_the_same_jobs_changes_nothing,
     a_changed_job_makes_its_intents_stale,
     m_06_one_unreadable_job_does_not_hide_the_others,
-    i_02_fire_keys_that_differ_in_blanks_are_different,
+    i_02_i_03_fire_keys_are_compared_whole_and_never_cut,
     i_07_keys_are_compared_and_parameters_are_not,
     decisions_without_an_execution_are_recorded_once,
     a_midnight_of_many_jobs,
@@ -183,12 +184,15 @@ async fn m_06_one_unreadable_job_does_not_hide_the_others(world: World) {
     assert_eq!(bad, ["job-07"]);
 }
 
-async fn i_02_fire_keys_that_differ_in_blanks_are_different(world: World) {
+async fn i_02_i_03_fire_keys_are_compared_whole_and_never_cut(world: World) {
     let ledger = &world.ledger;
     let job = apply(ledger, "job").await;
     let epoch = ledger.begin_epoch("a", T0).await.unwrap();
     let mut ids = Vec::new();
-    for key in ["k1", "k1 ", "k1\t", "K1", "k1é", "k1e\u{301}"] {
+    // Two that differ in their last letter only, at the longest that there is: neither is cut to the other.
+    let long = |end: char| "x".repeat(FIRE_KEY_BYTES - 1) + &end.to_string();
+    let (one, other) = (long('a'), long('b'));
+    for key in ["k1", "k1 ", "k1\t", "K1", "k1é", "k1e\u{301}", &one, &other] {
         let new = new_execution(1, OverlapPolicy::Allow);
         ids.push((key, new.id));
         assert_eq!(fire_one(ledger, epoch, intent(job, key, new.clone())).await, FireOutcome::Fired(new.id), "{key:?}");
@@ -196,7 +200,7 @@ async fn i_02_fire_keys_that_differ_in_blanks_are_different(world: World) {
     for (key, id) in ids {
         assert_eq!(ledger.decision(job, key).await.unwrap().unwrap().execution, Some(id), "{key:?}");
     }
-    for bad in ["k1\0".to_owned(), "x".repeat(300)] {
+    for bad in ["k1\0".to_owned(), "x".repeat(FIRE_KEY_BYTES + 1), "x".repeat(300), "x".repeat(4_000)] {
         let refused = ledger.fire(epoch, &[skip_intent(job, &bad).1], T0).await;
         assert!(matches!(refused, Err(StoreError::Invalid(_))), "i_03: refused and not cut: {refused:?}");
     }

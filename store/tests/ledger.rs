@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use shardcron_domain::job::OverlapPolicy;
 use shardcron_domain::recovery::Reclaim;
-use shardcron_domain::shard::{Checkpoint, FailureClass, Phase, ReclaimReason, Rejection};
+use shardcron_domain::shard::{Checkpoint, FailureClass, Phase, ReclaimReason, Rejection, TakeOverReason};
 use shardcron_domain::{execution, invariants};
 use shardcron_store::ledger::PollCursor;
 use shardcron_store::*;
@@ -16,6 +16,7 @@ conformance!(
     a_shard_goes_its_way,
     r_07_results_out_of_order_end_in_success,
     r_08_the_old_owner_of_a_reclaimed_shard_is_refused,
+    take_overs_fence_the_owner_and_follow_the_message,
     claims_twice_in_a_batch_and_again_after_a_lost_answer,
     a_batch_mixes_accepted_and_refused,
     used_up_tries_end_as_a_dead_letter,
@@ -24,6 +25,8 @@ conformance!(
     b_09_any_bytes_survive,
     cancel_ends_everything,
     polling_goes_round,
+    polling_many_small_and_some_large_executions_leaves_nothing_out,
+    pollers_are_told_until_there_are_messages,
     stranded_shards_are_found,
     triggers_wait_until_they_are_settled,
     overview_counts_tiers,
@@ -43,8 +46,8 @@ async fn a_shard_goes_its_way(world: World) {
     assert_eq!(recorded[0].unwrap().phase, Phase::Success);
     assert_eq!(recorded[1].unwrap().redispatch_at_ms, Some(T0 + 1_010));
     assert!(recorded.iter().all(|r| r.unwrap().execution_ended.is_none()));
-    assert!(ledger.redispatch_due(T0 + 1_009, 10).await.unwrap().is_empty());
-    let due = ledger.redispatch_due(T0 + 1_010, 10).await.unwrap();
+    assert!(ledger.redispatch_due(T0 + 1_009, &[], 10).await.unwrap().is_empty());
+    let due = ledger.redispatch_due(T0 + 1_010, &[], 10).await.unwrap();
     assert_eq!(due[0].attempt, attempt(id, 1, 2));
     let again = [due[0].attempt];
     assert_eq!(ledger.claim(me, &again, T0 + 1_000).await.unwrap(), [Err(Rejection::NotYet)]);
@@ -96,6 +99,46 @@ async fn r_08_the_old_owner_of_a_reclaimed_shard_is_refused(world: World) {
     let history = ledger.attempts(id, 10).await.unwrap();
     let seen: Vec<_> = history.iter().map(|a| (a.attempt, a.outcome.as_str(), a.owner)).collect();
     assert_eq!(seen, [(1, "worker_lost", old), (2, "success", new)]);
+}
+
+async fn take_overs_fence_the_owner_and_follow_the_message(world: World) {
+    let ledger = &world.ledger;
+    let (epoch, _, id) = fired(ledger, 2).await;
+    let (a, b, c) = (worker(), worker(), worker());
+    let message = attempt(id, 0, 1);
+    let want = |message, from| TakeOver { message, from, reason: TakeOverReason::Redelivered, retry: policy(3) };
+    let taken = async |by, wanted| ledger.take_over(by, &[wanted], T0 + 50).await.unwrap().remove(0);
+    assert_eq!(taken(b, want(message, None)).await, Err(Rejection::NotRunning));
+    ledger.claim(a, &[message], T0).await.unwrap().remove(0).unwrap();
+    ledger.advance(a, message, None, Checkpoint::Number(5), 5).await.unwrap().unwrap();
+    assert_eq!(taken(b, want(message, Some(c))).await, Err(Rejection::NotOwner(a)), "somebody else's by now");
+    let second = TakenOver::Running { attempt: attempt(id, 0, 2), checkpoint: Some(Checkpoint::Number(5)) };
+    assert_eq!(taken(b, want(message, Some(a))).await, Ok(second.clone()));
+    assert_eq!(taken(b, want(message, Some(a))).await, Ok(second), "the answer was lost");
+    let stale = Rejection::StaleAttempt { named: 1, current: 2 };
+    assert_eq!(ledger.record(a, &[success(message)], T0).await.unwrap(), [Err(stale)], "the old owner is fenced");
+    // The same message comes a third time: the second owner has died too.
+    let third = TakenOver::Running { attempt: attempt(id, 0, 3), checkpoint: Some(Checkpoint::Number(5)) };
+    assert_eq!(taken(c, want(message, None)).await, Ok(third));
+    let last = taken(a, want(message, None)).await;
+    let Ok(TakenOver::Ended(recorded)) = last else { panic!("{last:?}") };
+    assert_eq!(recorded.phase, Phase::Failed, "three tries are used up, however fast (T-04)");
+    assert_eq!(taken(b, want(message, None)).await, Err(Rejection::Terminal(Phase::Failed)));
+    let history = ledger.attempts(id, 10).await.unwrap();
+    let seen: Vec<_> = history.iter().map(|h| (h.attempt, h.outcome.as_str(), h.owner)).collect();
+    assert_eq!(seen, [(1, "taken_over", a), (2, "taken_over", b), (3, "taken_over", c)]);
+    assert!(history.iter().all(|h| h.message.as_deref().is_some_and(|m| m.starts_with("worker lost"))));
+    assert_eq!(ledger.dead(10).await.unwrap().len(), 1);
+    assert!(ledger.redispatch_due(i64::MAX, &[], 10).await.unwrap().is_empty());
+    // A message of an attempt that ended otherwise stands for nothing.
+    let (other, next) = (attempt(id, 1, 1), attempt(id, 1, 2));
+    ledger.claim(a, &[other], T0).await.unwrap().remove(0).unwrap();
+    let reclaim = Reclaim { attempt: other, owner: a, reason: ReclaimReason::WorkerLost };
+    ledger.reclaim(epoch, &[(reclaim, policy(3))], T0).await.unwrap()[0].unwrap();
+    ledger.claim(b, &[next], T0 + 60).await.unwrap().remove(0).unwrap();
+    assert_eq!(taken(c, want(other, None)).await, Err(stale));
+    invariants::check_tally(&ledger.tally(id).await.unwrap().0).unwrap_err();
+    assert_eq!(ledger.tally(id).await.unwrap().0.recorded_twice, 0);
 }
 
 async fn claims_twice_in_a_batch_and_again_after_a_lost_answer(world: World) {
@@ -152,7 +195,7 @@ async fn used_up_tries_end_as_a_dead_letter(world: World) {
     }
     let dead = ledger.dead(10).await.unwrap();
     assert_eq!((dead.len(), dead[0].shard, dead[0].reason.as_str()), (1, Some((id, 0)), "it broke"));
-    assert!(ledger.redispatch_due(i64::MAX, 10).await.unwrap().is_empty());
+    assert!(ledger.redispatch_due(i64::MAX, &[], 10).await.unwrap().is_empty());
     let at = attempt(id, 1, 1);
     ledger.claim(me, &[at], now).await.unwrap();
     let last = ledger.record(me, &[success(at)], now).await.unwrap()[0].unwrap();
@@ -169,10 +212,10 @@ async fn a_later_redispatch_survives_the_note_of_an_earlier_one(world: World) {
         ledger.record(me, &[failure(at)], T0 + i64::from(n) * 10_000).await.unwrap()[0].unwrap();
     }
     ledger.mark_dispatched(epoch, &[], &[attempt(id, 0, 2)]).await.unwrap();
-    let due = ledger.redispatch_due(i64::MAX, 10).await.unwrap();
+    let due = ledger.redispatch_due(i64::MAX, &[], 10).await.unwrap();
     assert_eq!(due.iter().map(|d| d.attempt).collect::<Vec<_>>(), [attempt(id, 0, 3)]);
     ledger.mark_dispatched(epoch, &[(id, 1)], &[attempt(id, 0, 3)]).await.unwrap();
-    assert!(ledger.redispatch_due(i64::MAX, 10).await.unwrap().is_empty());
+    assert!(ledger.redispatch_due(i64::MAX, &[], 10).await.unwrap().is_empty());
     ledger.mark_dispatched(epoch, &[(id, 0)], &[]).await.unwrap();
     assert_eq!(ledger.active_executions().await.unwrap()[0].dispatched, 1, "the watermark never falls");
 }
@@ -280,6 +323,87 @@ async fn polling_goes_round(world: World) {
     assert_eq!(ledger.claimable("core", &mut cursor, T0 + 9_000, 9).await.unwrap(), [attempt(first, 0, 2)]);
 }
 
+async fn polling_many_small_and_some_large_executions_leaves_nothing_out(world: World) {
+    let ledger = &world.ledger;
+    let (epoch, job, first) = fired(ledger, 300).await;
+    let mut wanted: Vec<_> = (0..300).map(|i| attempt(first, i, 1)).collect();
+    let mut intents = Vec::new();
+    let mut marks = Vec::new();
+    // More than one look takes into view; among them one that is not handed out as a whole, and one of which nothing is.
+    for n in 0..600u32 {
+        let shards = if n % 100 == 7 { 40 } else { 1 };
+        let new = new_execution(shards, OverlapPolicy::Allow);
+        let handed_out = match n {
+            7 => 15,
+            107 => 0,
+            _ => shards,
+        };
+        wanted.extend((0..handed_out).map(|i| attempt(new.id, i, 1)));
+        marks.push((new.id, handed_out));
+        intents.push(intent(job, &format!("small-{n}"), new));
+    }
+    for some in intents.chunks(200) {
+        ledger.fire(epoch, some, T0).await.unwrap();
+    }
+    ledger.mark_dispatched(epoch, &marks, &[]).await.unwrap();
+    assert_eq!(ledger.outstanding("core").await.unwrap() as usize, wanted.len());
+    let (mut cursor, mut seen, mut looks) = (PollCursor::default(), Vec::new(), 0);
+    while seen.len() < wanted.len() {
+        seen.extend(ledger.claimable("core", &mut cursor, T0, 64).await.unwrap());
+        looks += 1;
+        assert!(looks < 50, "{} of {} after {looks} looks", seen.len(), wanted.len());
+    }
+    seen.truncate(wanted.len());
+    wanted.sort_unstable();
+    seen.sort_unstable();
+    assert!(seen == wanted, "each once, before any comes again");
+    // The same, as the leader reads it to send messages for it.
+    let (mut after, mut pages) = (None, Vec::new());
+    loop {
+        let page = ledger.handed_out(after, T0, 100).await.unwrap();
+        let Some(last) = page.last() else { break };
+        after = Some(last.attempt.shard());
+        pages.extend(page);
+    }
+    assert!(pages.iter().all(|row| row.tier == "core"));
+    assert!(pages.iter().map(|row| row.attempt).eq(wanted.iter().copied()), "each once, in order");
+    // What runs, waits for its retry or has ended is not outstanding.
+    let me = worker();
+    ledger.claim(me, &wanted[..10], T0).await.unwrap();
+    let ends: Vec<_> =
+        wanted[..2].iter().map(|a| failure(*a)).chain(wanted[2..5].iter().map(|a| success(*a))).collect();
+    ledger.record(me, &ends, T0).await.unwrap();
+    assert_eq!(ledger.outstanding("core").await.unwrap() as usize, wanted.len() - 10);
+    assert_eq!(ledger.outstanding("bulk").await.unwrap(), 0);
+    assert_eq!(ledger.handed_out(None, T0 + 9_000, 9_999).await.unwrap().len(), wanted.len() - 10);
+}
+
+async fn pollers_are_told_until_there_are_messages(world: World) {
+    let ledger = &world.ledger;
+    let (epoch, job, _) = fired(ledger, 1).await;
+    let new = new_execution(6, OverlapPolicy::Allow);
+    let id = new.id;
+    ledger.fire(epoch, &[intent(job, "x", new)], T0).await.unwrap();
+    assert_eq!(ledger.polling().await.unwrap(), None);
+    ledger.leave_to_pollers(epoch, &[(id, 4)], &[], T0 + 1).await.unwrap();
+    assert_eq!(ledger.claimable("core", &mut PollCursor::default(), T0, 9).await.unwrap().len(), 4 + 1);
+    let seen = ledger.polling().await.unwrap().unwrap();
+    assert_eq!(seen.since_ms, T0 + 1);
+    // Something more is left to them while the leader sends messages for what it has read.
+    ledger.leave_to_pollers(epoch, &[(id, 6)], &[], T0 + 2).await.unwrap();
+    assert!(!ledger.end_polling(epoch, &seen).await.unwrap());
+    let seen = ledger.polling().await.unwrap().unwrap();
+    assert_eq!(seen.since_ms, T0 + 1, "it has gone on since then");
+    let next = ledger.begin_epoch("other", T0).await.unwrap();
+    assert!(matches!(ledger.end_polling(epoch, &seen).await, Err(StoreError::Deposed { .. })));
+    assert!(matches!(ledger.leave_to_pollers(epoch, &[], &[], T0).await, Err(StoreError::Deposed { .. })));
+    assert_eq!(ledger.polling().await.unwrap(), Some(seen), "a deposed leader changes nothing");
+    assert!(ledger.end_polling(next, &seen).await.unwrap());
+    assert_eq!(ledger.polling().await.unwrap(), None);
+    ledger.leave_to_pollers(next, &[], &[], T0 + 5).await.unwrap();
+    assert_eq!(ledger.polling().await.unwrap().unwrap().since_ms, T0 + 5);
+}
+
 async fn stranded_shards_are_found(world: World) {
     let ledger = &world.ledger;
     let (epoch, job, _) = fired(ledger, 1).await;
@@ -334,6 +458,7 @@ async fn overview_counts_tiers(world: World) {
     assert_eq!((core.executions, core.waiting, core.running), (1, 3, 1));
     assert_eq!((core.oldest_waiting_ms, overview.dead), (Some(T0), 0));
     let running = ledger.running(10).await.unwrap();
+    assert_eq!(running[0].stall_ms, Some(60_000));
     assert_eq!((running[0].attempt, running[0].owner, running[0].timeout_ms), (attempt(id, 1, 1), me, Some(1_800_000)));
     let head = ledger.execution_head(id).await.unwrap().unwrap();
     assert_eq!((head.spec.name.as_str(), head.version, head.nominal_ms), ("job", 1, T0));

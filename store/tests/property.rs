@@ -8,7 +8,9 @@ use common::*;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use shardcron_domain::recovery::Reclaim;
-use shardcron_domain::shard::{Checkpoint, Effect, Event, FailureClass, ReclaimReason, Rejection, Shard, apply};
+use shardcron_domain::shard::{
+    Checkpoint, Effect, Event, FailureClass, ReclaimReason, Rejection, Shard, TakeOverReason, apply,
+};
 use shardcron_domain::{ExecutionId, Incarnation, invariants};
 use shardcron_store::sql::SqlLedger;
 use shardcron_store::*;
@@ -37,7 +39,7 @@ fn event(rng: &mut StdRng, shard: &Shard, workers: &[Incarnation; 2]) -> Event {
     let attempt = if likely { shard.attempt } else { rng.random_range(0..5) };
     let owner = shard.owner.filter(|_| likely).unwrap_or(workers[rng.random_range(0..2)]);
     let class = [FailureClass::Transient, FailureClass::Timeout, FailureClass::Permanent][rng.random_range(0..3)];
-    match rng.random_range(0..12) {
+    match rng.random_range(0..13) {
         0..=3 => Event::Claim { attempt, owner },
         4..=5 => {
             let from = if likely { shard.checkpoint.clone() } else { checkpoint(rng) };
@@ -48,6 +50,11 @@ fn event(rng: &mut StdRng, shard: &Shard, workers: &[Incarnation; 2]) -> Event {
         7..=8 => Event::Fail { attempt, owner, class, seed: rng.random() },
         9 => Event::Reclaim { attempt, owner, reason: ReclaimReason::Hung },
         10 => Event::HandBack { attempt, owner },
+        // Only of the attempt that is there: what a message of an earlier one may do has its own test.
+        11 => {
+            let by = workers[rng.random_range(0..2)];
+            Event::TakeOver { attempt: shard.attempt, owner, by, reason: TakeOverReason::Redelivered }
+        }
         _ if rng.random_bool(0.1) => Event::Cancel,
         _ => Event::Claim { attempt, owner },
     }
@@ -84,6 +91,10 @@ impl Subject {
                 record(*owner, *attempt, outcome, *seed).await
             }
             Event::HandBack { attempt, owner } => record(*owner, *attempt, AttemptOutcome::HandBack, 0).await,
+            Event::TakeOver { attempt, owner, by, reason } => {
+                let wanted = TakeOver { message: at(*attempt), from: Some(*owner), reason: *reason, retry };
+                self.ledger.take_over(*by, &[wanted], now).await.unwrap().remove(0).map(drop)
+            }
             Event::Reclaim { attempt, owner, reason } => {
                 let reclaim = Reclaim { attempt: at(*attempt), owner: *owner, reason: *reason };
                 one(self.ledger.reclaim(self.epoch, &[(reclaim, retry)], now).await.unwrap())
@@ -141,7 +152,7 @@ async fn the_adapter_does_what_the_domain_says(world: World) {
             };
             assert_eq!(subject.put(index, &event, now).await, expected.map(drop), "{told}");
             subject.check(index, &shard, &told).await;
-            let due = world.ledger.redispatch_due(i64::MAX, 10_000).await.unwrap();
+            let due = world.ledger.redispatch_due(i64::MAX, &[], 10_000).await.unwrap();
             let waiting = due.iter().find(|d| d.attempt.index == index).map(|d| d.attempt.attempt);
             if let Ok(Some(Effect::Redispatch { .. })) = expected {
                 assert_eq!(waiting, Some(shard.attempt), "{told}");

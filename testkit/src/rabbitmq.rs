@@ -52,6 +52,14 @@ impl RabbitMq {
     /// # Errors
     /// When the program is missing or the server does not come up.
     pub fn start() -> Result<Self> {
+        Self::start_with("[].\n")
+    }
+
+    /// The same with an `advanced.config` of one's own: an Erlang term, such as `[{rabbit, [{consumer_timeout, 3000}]}].`
+    ///
+    /// # Errors
+    /// When the program is missing or the server does not come up with it.
+    pub fn start_with(advanced: &str) -> Result<Self> {
         let root = Root::of("RABBITMQ");
         let server = root.find_server("RABBITMQ", &["/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server"])?;
         let setup = Setup {
@@ -64,7 +72,7 @@ impl RabbitMq {
             epmd: Port::reserve()?,
             password: crate::random_token(),
         };
-        setup.write_files()?;
+        setup.write_files(advanced)?;
         let url = format!("http://{USER}:{}@127.0.0.1:{}", setup.password, setup.management.number());
         let management = Management::from_url(&url)?;
         let epmd = setup.start_epmd()?;
@@ -144,6 +152,31 @@ impl RabbitMq {
         self.restart()
     }
 
+    /// Brings the server into its memory alarm, or out of it: it then takes no messages and says so to who publishes
+    /// (`connection.blocked`).
+    ///
+    /// # Errors
+    /// When `rabbitmqctl` is missing or refuses.
+    pub fn memory_alarm(&self, on: bool) -> Result<()> {
+        let setup = &self.setup;
+        let program = setup.root.find(&["/usr/lib/rabbitmq/bin/rabbitmqctl", "rabbitmqctl"])?;
+        let share = if on { "0.000001" } else { "0.6" };
+        let mut command = setup.root.command(&program);
+        let output = command
+            .args(["set_vm_memory_high_watermark", share])
+            .envs(setup.environment())
+            .output()
+            .context("rabbitmqctl can't be run")?;
+        anyhow::ensure!(
+            output.status.success(),
+            "rabbitmqctl ended with {}: {}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(())
+    }
+
     /// Ends the server in order (SIGTERM), or by SIGKILL when it takes too long.
     ///
     /// # Errors
@@ -162,7 +195,7 @@ impl Setup {
         self.root.inside(&self.path(name))
     }
 
-    fn write_files(&self) -> Result<()> {
+    fn write_files(&self, advanced: &str) -> Result<()> {
         let conf = format!(
             "listeners.tcp.1 = 127.0.0.1:{amqp}\n\
              management.tcp.ip = 127.0.0.1\n\
@@ -180,7 +213,7 @@ impl Setup {
             password = self.password,
         );
         fs::write(self.path("rabbitmq.conf"), conf)?;
-        fs::write(self.path("advanced.config"), "[].\n")?;
+        fs::write(self.path("advanced.config"), advanced)?;
         fs::write(self.path("enabled_plugins"), "[rabbitmq_management].\n")?;
         fs::write(self.path("rabbitmq-env.conf"), "")?;
         fs::create_dir(self.path("conf.d"))?;

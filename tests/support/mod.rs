@@ -21,6 +21,15 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+/// The bounds hold for a machine that has time for the cluster. Where more runs than there are processors, everything waits for its
+/// turn in proportion.
+pub fn slack() -> u32 {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap();
+    let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
+    let processors = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
+    (load / processors).clamp(1.0, 8.0).round() as u32
+}
+
 /// One process of the cluster.
 pub struct Process {
     pub name: String,
@@ -100,9 +109,20 @@ impl Cluster {
 
     /// Starts a process; its name is also the scheduler's or worker's.
     pub fn start(&mut self, role: &str, name: &str) -> u32 {
+        let command = self.command(&[role]);
+        self.spawn(command, name)
+    }
+
+    /// Starts another program as a process of the cluster.
+    pub fn start_program(&mut self, mut command: Command, name: &str) -> u32 {
+        command.current_dir(self.dir.path()).env_remove("SHARDCRON_CONFIG").stdin(Stdio::null());
+        command.envs(self.variables.iter().map(|(k, v)| (k, v)));
+        self.spawn(command, name)
+    }
+
+    fn spawn(&mut self, mut command: Command, name: &str) -> u32 {
         let log = File::options().create(true).append(true).open(self.path(&format!("{name}.log"))).unwrap();
-        let child = self
-            .command(&[role])
+        let child = command
             .env("SHARDCRON_SCHEDULER_NAME", name)
             .env("SHARDCRON_WORKER_NAME", name)
             .stdout(Stdio::null())
@@ -233,6 +253,13 @@ impl Cluster {
             (shards.into(), shards.into(), shards.into()),
             "{tally:?}"
         );
+    }
+
+    /// The same where some have ended badly: every shard ended once, and no result twice.
+    pub fn assert_exact_ends(&self, id: ExecutionId, shards: u32) {
+        let (tally, _) = self.block_on(self.ledger.tally(id)).unwrap();
+        assert_eq!((tally.shards_total, tally.terminal, tally.counted), (shards.into(), shards.into(), shards.into()));
+        assert_eq!(tally.recorded_twice, 0, "{tally:?}");
     }
 
     /// Waits for a line in a process's log.

@@ -276,6 +276,7 @@ fn workers_by_their_state() {
             tiers: vec![("core".into(), 8), ("bulk".into(), 2)],
             running: 3,
             draining,
+            progress: Vec::new(),
             modes: vec![],
         },
         age_ms,

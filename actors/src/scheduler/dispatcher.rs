@@ -1,14 +1,14 @@
 //! Hands shards to the broker: windowed, fair, at least once. The ledger is the outbox; what the broker has confirmed is noted
 //! there, and what is not noted is handed out again by whoever leads next.
 
-use super::round::{Done, Fault, Round, redispatch, republish};
+use super::round::{Done, Fault, Round, align, redispatch, republish};
 use super::{Deposed, SchedulerOptions, TermChanged};
 use crate::guardian::Ping;
 use crate::leadership::Term;
 use crate::ports::{Ports, tell};
 use crate::telemetry;
 use actix::prelude::*;
-use shardcron_broker::{BrokerError, BrokerState, Depth};
+use shardcron_broker::{BrokerError, Depth, Way};
 use shardcron_domain::dispatch::{self, Cursor, DrainRate};
 use shardcron_domain::limits::QUEUE_WINDOW_MAX;
 use shardcron_domain::{Epoch, ExecutionId};
@@ -130,7 +130,7 @@ impl DispatcherActor {
     /// One round of a tier: as much as its window lets through. The next one begins when this one has been noted in the ledger.
     fn step(&mut self, name: &str, ctx: &mut Context<Self>) {
         let Some(epoch) = self.may_act() else { return };
-        let blocked = !matches!(*self.ports.broker.state().borrow(), BrokerState::Up);
+        let blocked = self.ports.broker.way() == Way::Closed;
         let Some(tier) = self.tiers.get_mut(name) else { return };
         if tier.busy || blocked {
             return;
@@ -144,8 +144,7 @@ impl DispatcherActor {
                 let window =
                     if depth.unbounded { QUEUE_WINDOW_MAX } else { dispatch::window(tier.rate, depth.consumers) };
                 telemetry::publish_window(name, window);
-                let budget = if depth.unbounded { window } else { window.saturating_sub(depth.ready) };
-                dispatch::pick(&mut tier.cursors, &mut tier.turn, budget)
+                dispatch::pick(&mut tier.cursors, &mut tier.turn, window.saturating_sub(depth.ready))
             }
             None if tier.cursors.is_empty() => return,
             None => Vec::new(),
@@ -181,7 +180,7 @@ impl DispatcherActor {
 
     fn redispatch(&mut self, ctx: &mut Context<Self>) {
         let Some(epoch) = self.may_act() else { return };
-        if self.redispatching || !matches!(*self.ports.broker.state().borrow(), BrokerState::Up) {
+        if self.redispatching || self.ports.broker.way() == Way::Closed {
             return;
         }
         self.redispatching = true;
@@ -198,9 +197,18 @@ impl DispatcherActor {
         }
         self.surveying = true;
         self.surveyed = self.tiers.values().flat_map(|t| t.known.iter().copied()).collect();
-        let (ledger, me) = (self.ports.ledger.clone(), ctx.address());
-        self.ports
-            .run(async move { ledger.active_executions().await }, move |result| tell(me, Surveyed { epoch, result }));
+        let (ports, me) = (self.ports.clone(), ctx.address());
+        let look = async move {
+            let active = ports.ledger.active_executions().await?;
+            let handed_out = active.iter().any(|a| a.dispatched > a.ended);
+            match align(&ports, epoch, handed_out).await {
+                Ok(()) => {}
+                Err(e @ StoreError::Deposed { .. }) => return Err(e),
+                Err(e) => tracing::debug!(error = %e, "workers could not be told about the broker yet"),
+            }
+            Ok(active)
+        };
+        self.ports.run(look, move |result| tell(me, Surveyed { epoch, result }));
     }
 
     /// Takes off what was there when the survey began and is not among the active any more: it has ended, or was cancelled.
@@ -457,6 +465,7 @@ impl Handler<Surveyed> for DispatcherActor {
                     self.step(&name, ctx);
                 }
             }
+            Err(StoreError::Deposed { .. }) => self.deposed.report(epoch),
             Err(e) => tracing::debug!(error = %e, "the active executions could not be read"),
         }
     }

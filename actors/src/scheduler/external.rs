@@ -7,7 +7,7 @@ use super::trigger::{account, announce};
 use crate::leadership::Term;
 use crate::ports::{Backoff, Ports};
 use actix::Addr;
-use shardcron_broker::{BrokerError, TriggerDelivery, Triggers};
+use shardcron_broker::{BrokerError, KeptIn, TriggerDelivery, Triggers};
 use shardcron_domain::messages::TriggerReply;
 use shardcron_domain::trigger;
 use shardcron_store::{FireAction, FireIntent, FireOutcome, NewBackfill, StoreError};
@@ -26,7 +26,7 @@ pub(super) struct Pump {
 /// What is remembered of a delivery over its tries.
 struct Case {
     own_id: uuid::Uuid,
-    in_dead_queue: bool,
+    dead: Option<KeptIn>,
 }
 
 enum Asked {
@@ -90,7 +90,7 @@ impl Pump {
     async fn settle_one(&self, triggers: &mut Box<dyn Triggers>, delivery: &TriggerDelivery) -> bool {
         let mut backoff = self.ports.backoff();
         // Drawn once for each delivery, not for each try: a firing whose answer was lost must be found again under its key.
-        let mut case = Case { own_id: self.ports.entropy.id(), in_dead_queue: false };
+        let mut case = Case { own_id: self.ports.entropy.id(), dead: None };
         loop {
             let span = tracing::info_span!("trigger", epoch = self.term.epoch.0);
             match self.handle(delivery, &mut case).instrument(span).await {
@@ -207,6 +207,7 @@ impl Pump {
                 reply("skipped", blocking.map(|id| id.to_string()), reason)
             }
             FireOutcome::Waiting { reason, blocking } => reply("waiting", blocking.map(|id| id.to_string()), reason),
+            FireOutcome::Busy => Handled::Again(format!("job '{job}' is held by another transaction")),
             FireOutcome::Stale | FireOutcome::NotYet => Handled::Again(format!("job '{job}' changed meanwhile")),
         })
     }
@@ -223,17 +224,22 @@ impl Pump {
     /// Keeps the message where people look, in the ledger and in the dead queue, before it is settled. The copy in the ledger is the
     /// one that counts; should the process die between the two, the message comes again and is kept twice, not lost.
     async fn reject(&self, delivery: &TriggerDelivery, case: &mut Case, sentence: String) -> Handled {
-        if !case.in_dead_queue {
-            if let Err(e) = self.ports.broker.put_dead(&delivery.payload, &sentence).await {
-                return Handled::Again(e.to_string());
+        let kept_in = match case.dead {
+            Some(kept_in) => kept_in,
+            None => match self.ports.broker.put_dead(&delivery.payload, &sentence).await {
+                Ok(kept_in) => {
+                    tracing::warn!(reason = %sentence, "a trigger was refused");
+                    crate::telemetry::decision("rejected");
+                    *case.dead.insert(kept_in)
+                }
+                Err(e) => return Handled::Again(e.to_string()),
+            },
+        };
+        let kept = match kept_in {
+            KeptIn::Ledger => Ok(()),
+            KeptIn::Queue => {
+                self.ports.ledger.put_dead_message(&sentence, &delivery.payload, self.ports.clock.now_ms()).await
             }
-            case.in_dead_queue = true;
-            tracing::warn!(reason = %sentence, "a trigger was refused");
-            crate::telemetry::decision("rejected");
-        }
-        let kept = match self.ports.broker.keeps_dead_in_ledger() {
-            true => Ok(()),
-            false => self.ports.ledger.put_dead_message(&sentence, &delivery.payload, self.ports.clock.now_ms()).await,
         };
         match kept {
             Ok(()) => Handled::Answer(TriggerReply { outcome: "rejected".into(), execution: None, message: sentence }),

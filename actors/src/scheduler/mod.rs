@@ -4,11 +4,14 @@ mod asked;
 mod delays;
 mod dispatcher;
 mod external;
+mod retention;
 mod round;
 mod stand_in;
 mod supervisor;
 mod trigger;
 mod turns;
+
+pub use retention::RetentionOptions;
 
 use crate::guardian::{Guardian, OnFatal, StandDown};
 use crate::heads::Heads;
@@ -38,6 +41,8 @@ pub struct SchedulerOptions {
     pub republish_after: Duration,
     /// The tiers whose queues exist from the start; others come with the jobs that name them.
     pub tiers: Vec<String>,
+    /// How long what has ended is kept.
+    pub retention: RetentionOptions,
     /// What a stand-in does of the work; `None`: a scheduler, which does all of it.
     pub scope: Option<Scope>,
 }
@@ -53,6 +58,7 @@ impl SchedulerOptions {
             sweep_every: Duration::from_secs(1),
             republish_after: Duration::from_secs(5),
             tiers: vec!["core".into(), "bulk".into()],
+            retention: RetentionOptions::default(),
             scope: None,
         }
     }
@@ -144,6 +150,7 @@ impl Scheduler {
             shutdown: shutdown.clone(),
         };
         let lease_task = ports.io.spawn(task.run());
+        ports.io.spawn(retention::run(ports.clone(), options.retention, leading_rx.clone()));
         ports.io.spawn(announce(leading_rx, (dispatcher, trigger.clone(), supervisor)));
         Scheduler { status: SchedulerStatus { state: state_rx }, shutdown, lease_task, guardian, trigger, stages }
     }

@@ -3,12 +3,12 @@
 
 use crate::ports::Ports;
 use crate::telemetry;
-use shardcron_broker::{BrokerError, Depth, Published};
+use shardcron_broker::{BrokerError, Depth, Published, Way};
 use shardcron_domain::dispatch::Pick;
 use shardcron_domain::limits::{QUEUE_WINDOW_MAX, REDISPATCH_BATCH};
 use shardcron_domain::messages::{ENVELOPE_VERSION, ShardMessage};
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId};
-use shardcron_store::StoreError;
+use shardcron_store::{Polling, StoreError};
 use std::collections::{BTreeMap, HashMap};
 
 /// What a round works with, and how it goes.
@@ -46,12 +46,12 @@ impl Round {
         let mut reached: Vec<(ExecutionId, u32)> = self.picks.iter().map(|p| (p.execution, p.from)).collect();
         let mut published = 0;
         if fault.is_none() && !self.picks.is_empty() {
-            let (confirmed, broker_fault) = self.publish().await;
+            let Answers { reached: confirmed, left, fault: broker_fault } = self.publish().await;
             published = confirmed.iter().zip(&self.picks).map(|(to, pick)| to - pick.from).sum();
             let marks: Vec<(ExecutionId, u32)> =
                 self.picks.iter().zip(&confirmed).map(|(p, to)| (p.execution, *to)).collect();
             fault = broker_fault.map(Fault::Broker);
-            match self.ports.ledger.mark_dispatched(self.epoch, &marks, &[]).await {
+            match mark(&self.ports, self.epoch, (&marks, &[]), left).await {
                 Ok(()) => reached = marks,
                 Err(StoreError::Deposed { .. }) => fault = Some(Fault::Deposed),
                 Err(e) => fault = Some(Fault::Ledger(e)),
@@ -100,8 +100,8 @@ impl Round {
         Ok(())
     }
 
-    /// Publishes all picks; for each, how far from its beginning everything is confirmed, and the first fault.
-    async fn publish(&self) -> (Vec<u32>, Option<String>) {
+    /// Publishes all picks.
+    async fn publish(&self) -> Answers {
         let message = |execution, index| ShardMessage {
             v: ENVELOPE_VERSION,
             attempt: AttemptRef { execution, index, attempt: 1 },
@@ -115,13 +115,16 @@ impl Round {
             .collect();
         let answers = self.ports.broker.publish(&self.tier, &messages).await;
         let mut answers = answers.into_iter();
-        let (mut reached, mut fault, mut unroutable) = (Vec::with_capacity(self.picks.len()), None, false);
+        let (mut reached, mut fault) = (Vec::with_capacity(self.picks.len()), None);
+        let (mut unroutable, mut left) = (false, false);
         for pick in &self.picks {
             let mut to = pick.from;
             for index in pick.from..pick.to {
-                match answers.next() {
-                    Some(Published::Confirmed) if to == index => to = index + 1,
-                    Some(Published::Confirmed) => {}
+                let answer = answers.next();
+                left |= answer == Some(Published::Left);
+                match answer {
+                    Some(Published::Confirmed | Published::Left) if to == index => to = index + 1,
+                    Some(Published::Confirmed | Published::Left) => {}
                     Some(Published::Unroutable) => unroutable = true,
                     Some(Published::Failed(why)) => fault = fault.or(Some(why)),
                     None => fault = fault.or(Some("the broker did not answer".into())),
@@ -136,29 +139,74 @@ impl Round {
                 fault = fault.or(Some(e.to_string()));
             }
         }
-        (reached, fault)
+        Answers { reached, left, fault }
     }
 }
+
+/// What became of a round's messages.
+struct Answers {
+    /// For each pick, how far from its beginning everything is handed out.
+    reached: Vec<u32>,
+    /// Some of it without a message.
+    left: bool,
+    /// The first fault.
+    fault: Option<String>,
+}
+
+/// Notes what is handed out; with it, if there are no messages for it, that workers are to poll.
+async fn mark(
+    ports: &Ports,
+    epoch: Epoch,
+    (firsts, again): (&[(ExecutionId, u32)], &[AttemptRef]),
+    left: bool,
+) -> Result<(), StoreError> {
+    if left {
+        ports.ledger.leave_to_pollers(epoch, firsts, again, ports.clock.now_ms()).await
+    } else {
+        ports.ledger.mark_dispatched(epoch, firsts, again).await
+    }
+}
+
+/// Tiers that one look leaves out at most; jobs may name any number.
+const FAILING_TIERS_MAX: usize = 64;
 
 /// Publishes retries and reclaimed shards that are due, and notes it. Returns how many, and whether there may be more.
 pub(super) async fn redispatch(ports: &Ports, epoch: Epoch) -> Result<(usize, bool), StoreError> {
-    let due = ports.ledger.redispatch_due(ports.clock.now_ms(), REDISPATCH_BATCH).await?;
-    let more = due.len() == REDISPATCH_BATCH;
-    let mut by_tier: BTreeMap<&str, Vec<AttemptRef>> = BTreeMap::new();
-    for row in &due {
-        by_tier.entry(&row.tier).or_default().push(row.attempt);
+    // Tiers that the broker does not take: what waits there must not hide what waits elsewhere behind it.
+    let mut failing: Vec<String> = Vec::new();
+    let mut total = 0;
+    loop {
+        let due = ports.ledger.redispatch_due(ports.ledger_now_ms(), &failing, REDISPATCH_BATCH).await?;
+        let full = due.len() == REDISPATCH_BATCH;
+        let mut by_tier: BTreeMap<String, Vec<AttemptRef>> = BTreeMap::new();
+        for row in due {
+            by_tier.entry(row.tier).or_default().push(row.attempt);
+        }
+        let (mut confirmed, mut left, known) = (Vec::new(), false, failing.len());
+        for (tier, attempts) in by_tier {
+            let before = confirmed.len();
+            for (attempt, answer) in attempts.iter().zip(publish_attempts(ports, epoch, &tier, &attempts).await) {
+                left |= answer == Published::Left;
+                if matches!(answer, Published::Confirmed | Published::Left) {
+                    confirmed.push(*attempt);
+                }
+            }
+            if confirmed.len() - before < attempts.len() && failing.len() < FAILING_TIERS_MAX {
+                failing.push(tier);
+            }
+        }
+        total += confirmed.len();
+        if !confirmed.is_empty() {
+            mark(ports, epoch, (&[], &confirmed), left).await?;
+        }
+        // A full look of which nothing was taken, and behind which other tiers may wait: looked behind it at once.
+        if !full || failing.len() == known {
+            return Ok((total, full && !confirmed.is_empty()));
+        }
     }
-    let mut confirmed = Vec::with_capacity(due.len());
-    for (tier, attempts) in by_tier {
-        confirmed.extend(publish_attempts(ports, epoch, tier, &attempts).await);
-    }
-    if !confirmed.is_empty() {
-        ports.ledger.mark_dispatched(epoch, &[], &confirmed).await?;
-    }
-    Ok((confirmed.len(), more && !confirmed.is_empty()))
 }
 
-async fn publish_attempts(ports: &Ports, epoch: Epoch, tier: &str, attempts: &[AttemptRef]) -> Vec<AttemptRef> {
+async fn publish_attempts(ports: &Ports, epoch: Epoch, tier: &str, attempts: &[AttemptRef]) -> Vec<Published> {
     let messages: Vec<ShardMessage> = attempts
         .iter()
         .map(|attempt| ShardMessage { v: ENVELOPE_VERSION, attempt: *attempt, epoch: epoch.0 })
@@ -169,7 +217,7 @@ async fn publish_attempts(ports: &Ports, epoch: Epoch, tier: &str, attempts: &[A
     {
         tracing::debug!(tier, error = %e, "the queue could not be declared");
     }
-    attempts.iter().zip(answers).filter(|(_, a)| *a == Published::Confirmed).map(|(attempt, _)| *attempt).collect()
+    answers
 }
 
 /// The net below the transport: pending although handed out, and the queue is empty.
@@ -191,12 +239,13 @@ pub(super) async fn republish(
     loop {
         let stranded = ports
             .ledger
-            .stranded(execution, from, ports.clock.now_ms(), QUEUE_WINDOW_MAX as usize)
+            .stranded(execution, from, ports.ledger_now_ms(), QUEUE_WINDOW_MAX as usize)
             .await
             .map_err(|e| e.to_string())?;
         let Some(last) = stranded.last() else { break };
         from = last.index + 1;
-        total += publish_attempts(ports, epoch, tier, &stranded).await.len();
+        let answers = publish_attempts(ports, epoch, tier, &stranded).await;
+        total += answers.iter().filter(|a| **a == Published::Confirmed).count();
         if stranded.len() < QUEUE_WINDOW_MAX as usize {
             break;
         }
@@ -204,6 +253,50 @@ pub(super) async fn republish(
     if total > 0 {
         telemetry::republished(total);
         tracing::info!(execution_id = %execution, shards = total, "handed out again what the transport had lost");
+    }
+    Ok(())
+}
+
+/// Looks whether workers are told to poll, and brings that into accord with the broker: tells them while it is away, and sends
+/// the missing messages once it is back. `handed_out`: something is, and has not ended.
+pub(super) async fn align(ports: &Ports, epoch: Epoch, handed_out: bool) -> Result<(), StoreError> {
+    let polling = ports.ledger.polling().await?;
+    match (ports.broker.way(), polling) {
+        // Nothing was to be published since the broker went away, but it may have taken messages with it.
+        (Way::Ledger, None) if handed_out => ports.ledger.leave_to_pollers(epoch, &[], &[], ports.clock.now_ms()).await,
+        (Way::Broker, Some(polling)) => send_what_is_missing(ports, epoch, &polling).await,
+        _ => Ok(()),
+    }
+}
+
+/// Publishes everything that is handed out and pending, and then takes the pollers' note away. Should something be left to them
+/// meanwhile (a round that began while the broker was away), the note stays, and the next survey does it again. What a poller
+/// takes before its message comes is refused at the second claim. Never more than the window of each tier, and retries.
+async fn send_what_is_missing(ports: &Ports, epoch: Epoch, polling: &Polling) -> Result<(), StoreError> {
+    let (mut after, mut total) = (None, 0);
+    loop {
+        let page = ports.ledger.handed_out(after, ports.clock.now_ms(), QUEUE_WINDOW_MAX as usize).await?;
+        let Some(last) = page.last() else { break };
+        after = Some(last.attempt.shard());
+        let mut by_tier: BTreeMap<&str, Vec<AttemptRef>> = BTreeMap::new();
+        for row in &page {
+            by_tier.entry(&row.tier).or_default().push(row.attempt);
+        }
+        for (tier, attempts) in by_tier {
+            let answers = publish_attempts(ports, epoch, tier, &attempts).await;
+            if answers.iter().any(|a| *a != Published::Confirmed) {
+                // Away again, or a queue that had to be declared: the pollers go on, and so does the next survey.
+                return Ok(());
+            }
+            total += attempts.len();
+        }
+        if page.len() < QUEUE_WINDOW_MAX as usize {
+            break;
+        }
+    }
+    if ports.ledger.end_polling(epoch, polling).await? {
+        let seconds = (ports.clock.now_ms() - polling.since_ms) / 1_000;
+        tracing::info!(shards = total, seconds, "there are messages again for everything that is handed out");
     }
     Ok(())
 }

@@ -11,10 +11,10 @@ use actix::prelude::*;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::liveness::{Liveness, Observer, Sighting};
 use shardcron_domain::recovery::{self, FirstSeen, Reclaim, RunningShard};
-use shardcron_domain::shard::ReclaimReason;
-use shardcron_domain::{Epoch, Incarnation};
+use shardcron_domain::{AttemptRef, Epoch, Incarnation};
 use shardcron_store::{Overview, RunningRow, SeenWorker, StoreError};
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash as _, Hasher as _};
 
 /// Running shards that one sweep looks at. More can't run on a fleet that this program is made for.
 const RUNNING_MAX: usize = 100_000;
@@ -78,7 +78,7 @@ impl SupervisorActor {
         self.ports.run(work, move |result| tell(me, Swept { epoch, result }));
     }
 
-    fn plan(&mut self, running: &[RunningRow], workers: &[SeenWorker]) -> Vec<Reclaim> {
+    fn plan(&mut self, Snapshot { running, workers, .. }: &Snapshot) -> Vec<Reclaim> {
         let now = self.ports.clock.mono_ms();
         let lost_after_ms = self.options.lost_after.as_millis() as i64;
         let owners: BTreeSet<Incarnation> = running.iter().map(|r| r.owner).collect();
@@ -91,9 +91,16 @@ impl SupervisorActor {
             })
             .collect();
         self.observer.retain(&owners.into_iter().collect::<Vec<_>>());
+        let told: BTreeMap<AttemptRef, u64> = workers.iter().flat_map(|w| w.beat.progress.iter().copied()).collect();
         let shards: Vec<RunningShard> = running
             .iter()
-            .map(|r| RunningShard { attempt: r.attempt, owner: r.owner, timeout_ms: r.timeout_ms })
+            .map(|r| RunningShard {
+                attempt: r.attempt,
+                owner: r.owner,
+                timeout_ms: r.timeout_ms,
+                stall_ms: r.stall_ms,
+                progress: progress(r, told.get(&r.attempt).copied()),
+            })
             .collect();
         recovery::reconcile(&shards, &liveness, &mut self.seen, now)
     }
@@ -122,6 +129,13 @@ struct Snapshot {
     overview: Overview,
 }
 
+/// A number that changes with everything that shows that an attempt moves: its checkpoint, its records, what its worker tells.
+fn progress(row: &RunningRow, told: Option<u64>) -> u64 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    (&row.checkpoint, row.rows_done, told).hash(&mut hasher);
+    hasher.finish()
+}
+
 async fn reclaim(ports: &Ports, heads: &Heads, epoch: Epoch, batch: &[Reclaim]) -> Result<u64, StoreError> {
     let mut with_policy = Vec::with_capacity(batch.len());
     for reclaim in batch {
@@ -136,14 +150,11 @@ async fn reclaim(ports: &Ports, heads: &Heads, epoch: Epoch, batch: &[Reclaim]) 
         };
         with_policy.push((*reclaim, retry));
     }
-    let verdicts = ports.ledger.reclaim(epoch, &with_policy, ports.clock.now_ms()).await?;
+    let verdicts = ports.ledger.reclaim(epoch, &with_policy, ports.ledger_now_ms()).await?;
     let mut taken = 0;
     let mut by_owner: BTreeMap<(Incarnation, &'static str), u64> = BTreeMap::new();
     for (reclaim, verdict) in batch.iter().zip(verdicts) {
-        let reason = match reclaim.reason {
-            ReclaimReason::WorkerLost => "worker_lost",
-            ReclaimReason::Hung => "hung",
-        };
+        let reason = reclaim.reason.word();
         if verdict.is_ok() {
             taken += 1;
             telemetry::takeover(reason, 1);
@@ -209,7 +220,7 @@ impl Handler<Swept> for SupervisorActor {
             tracing::info!("the supervisor sees again");
         }
         self.show(&snapshot.overview);
-        let plan = self.plan(&snapshot.running, &snapshot.workers);
+        let plan = self.plan(&snapshot);
         if !plan.is_empty() && self.may_act() == Some(epoch) {
             self.reclaim(epoch, plan);
         }

@@ -34,6 +34,8 @@ const LOOK_AGAIN_MS: i64 = 1_000;
 
 /// How often a leader that must not act looks whether it may again.
 const IN_DOUBT: Duration = Duration::from_millis(100);
+/// When a job whose row somebody held is looked at again.
+const HELD_AGAIN: Duration = Duration::from_millis(200);
 
 /// A job that can fire.
 pub(super) struct Ready {
@@ -224,11 +226,17 @@ impl TriggerActor {
         self.ports.run(work.instrument(span), move |(batch, result)| tell(me, Written { epoch, batch, result }));
     }
 
-    fn written(&mut self, batch: &[FireIntent], outcomes: Vec<FireOutcome>) {
+    fn written(&mut self, batch: &[FireIntent], outcomes: Vec<FireOutcome>, ctx: &mut Context<Self>) {
+        let mut held: HashMap<JobId, i64> = HashMap::new();
         let now = self.ports.clock.now_ms();
         for (intent, outcome) in batch.iter().zip(outcomes) {
             if matches!(outcome, FireOutcome::Stale) {
                 self.reload = true;
+                continue;
+            }
+            if matches!(outcome, FireOutcome::Busy) {
+                let first = held.entry(intent.job).or_insert(intent.nominal_ms);
+                *first = (*first).min(intent.nominal_ms);
                 continue;
             }
             if let Some(next) = intent.next_fire_ms {
@@ -243,6 +251,28 @@ impl TriggerActor {
                 announce(&self.dispatcher, new);
             }
         }
+        if !held.is_empty() {
+            self.look_later(held, ctx);
+        }
+    }
+
+    /// Jobs whose rows somebody holds are looked at again from their first instant that was not decided; what was queued behind it
+    /// is made again then, so that no later instant passes it.
+    fn look_later(&mut self, held: HashMap<JobId, i64>, ctx: &mut Context<Self>) {
+        tracing::debug!(jobs = held.len(), "some jobs are held by another transaction; their firings will be late");
+        self.queue.retain(|queued| !held.contains_key(&queued.intent.job));
+        let epoch = self.epoch();
+        ctx.run_later(HELD_AGAIN, move |actor, ctx| {
+            // A new term, or jobs that were loaded anew, have their instants from the ledger.
+            if actor.epoch() == epoch {
+                for (job, next) in held {
+                    if actor.wheel.get(job).is_none_or(|at| at > next) && actor.jobs.contains_key(&job) {
+                        actor.plan(job, Some(next));
+                    }
+                }
+                actor.tick(ctx);
+            }
+        });
     }
 
     fn start_pump(&mut self) {
@@ -296,7 +326,7 @@ pub(super) fn account(job: &str, intent: &FireIntent, outcome: &FireOutcome, lat
             telemetry::decision("waiting");
             tracing::info!(job, fire_key = %intent.fire_key, reason = %reason, "waits");
         }
-        FireOutcome::Stale | FireOutcome::NotYet => {}
+        FireOutcome::Stale | FireOutcome::Busy | FireOutcome::NotYet => {}
     }
 }
 
@@ -358,6 +388,7 @@ pub(super) fn new_execution(id: ExecutionId, spec: &JobSpec, over: Params) -> Re
         params,
         tier: spec.tier.clone(),
         timeout_ms: spec.timeout.span().map(|s| s.as_ms()),
+        stall_ms: spec.stall_timeout.map(|s| s.as_ms()),
         overlap: spec.overlap,
     })
 }
@@ -525,7 +556,7 @@ impl Handler<Written> for TriggerActor {
                 if self.backoff.take().is_some() {
                     tracing::info!("the ledger takes firings again");
                 }
-                self.written(&batch, outcomes);
+                self.written(&batch, outcomes, ctx);
             }
             Err(StoreError::Deposed { .. }) => {
                 self.deposed.report(epoch);

@@ -1,11 +1,12 @@
 //! One attempt, from its claim to its end: find the execution's head, find the handler, run it under its timeout, and say how it
 //! ended. Runs as a task of the I/O runtime; no actor waits for it.
 
-use super::Resolve;
+use super::progress::Ticks;
+use super::{Resolve, Shared};
 use crate::heads::Heads;
 use crate::ports::Ports;
 use async_trait::async_trait;
-use shardcron_domain::job::RetryPolicy;
+use shardcron_domain::job::{HandlerSpec, RetryPolicy};
 use shardcron_domain::limits::{ERROR_BYTES, RESULT_BYTES};
 use shardcron_domain::shard::{Checkpoint, FailureClass};
 use shardcron_domain::units::Span;
@@ -34,6 +35,44 @@ pub(super) struct Attempt {
     pub(super) fence: CancellationToken,
     /// How long a handler has to stop then: less than what is left until somebody may take its shard.
     pub(super) fenced_grace: Duration,
+    /// Where the heartbeat finds how it moves.
+    pub(super) shared: Arc<Shared>,
+}
+
+/// A handler that did not end when it was dropped: it blocks its thread, and nothing can end it but itself.
+pub(super) type Leftover = JoinHandle<Result<ShardOutput, ShardError>>;
+
+/// Why an attempt was told to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    /// Its worker stops.
+    Stop,
+    /// It is past its timeout.
+    Timeout(Duration),
+    /// It made no progress for this long.
+    Stalled(Duration),
+}
+
+impl Cut {
+    /// What is recorded; `None`: nothing, the shard is handed back.
+    fn error(self, dropped: bool) -> Option<ShardError> {
+        let (class, what) = match self {
+            Cut::Stop => return None,
+            Cut::Timeout(limit) => (FailureClass::Timeout, format!("timed out after {}", span(limit))),
+            Cut::Stalled(limit) => (FailureClass::Stalled, format!("stalled: no progress for {}", span(limit))),
+        };
+        let still = if dropped {
+            "; the handler did not stop when told to and was dropped. If it blocks its thread it is still running (not \
+             cancellable), and its slot stays taken until it ends"
+        } else {
+            ""
+        };
+        Some(ShardError { class, message: format!("{what}{still}"), stopped: false })
+    }
+}
+
+fn span(duration: Duration) -> Span {
+    Span(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// How it ended.
@@ -61,6 +100,7 @@ impl End {
                 AttemptOutcome::Success { .. } => "success",
                 AttemptOutcome::HandBack => "handed_back",
                 AttemptOutcome::Failure { class: FailureClass::Timeout, .. } => "timeout",
+                AttemptOutcome::Failure { class: FailureClass::Stalled, .. } => "stalled",
                 AttemptOutcome::Failure { .. } => "failed",
             },
         }
@@ -71,6 +111,7 @@ struct LedgerEffects {
     ledger: Arc<dyn Ledger>,
     owner: Incarnation,
     attempt: AttemptRef,
+    ticks: Ticks,
 }
 
 #[async_trait]
@@ -82,19 +123,23 @@ impl Effects for LedgerEffects {
             Err(e) => Err(CheckpointError::Unavailable(e.to_string())),
         }
     }
+
+    fn progress(&self) {
+        self.ticks.tick();
+    }
 }
 
 impl Attempt {
     /// Runs it. Never panics, whatever the handler does.
-    pub(super) async fn run(self) -> (End, Duration) {
+    pub(super) async fn run(self) -> (End, Duration, Option<Leftover>) {
         let started_ms = self.ports.clock.now_ms();
         let began = Instant::now();
-        let (result, retry) = match self.head().await {
+        let ((result, leftover), retry) = match self.head().await {
             Ok(head) => (self.run_handler(&head, started_ms).await, head.spec.retry),
-            Err(e) => (Err(e), RetryPolicy::default()),
+            Err(e) => ((Err(e), None), RetryPolicy::default()),
         };
         let outcome = match result {
-            Ok(ShardOutput { committed: true, .. }) => return (End::Committed, began.elapsed()),
+            Ok(ShardOutput { committed: true, .. }) => return (End::Committed, began.elapsed(), leftover),
             Ok(output) => success(output),
             // Told to stop, or believing to be superseded. The ledger refuses a hand-back of what is not this attempt's any more;
             // what still is must not stay with a worker that has dropped it.
@@ -104,7 +149,7 @@ impl Attempt {
         let ended_ms = self.ports.clock.now_ms();
         let ended =
             Ended { attempt: self.attempt, outcome, started_ms, ended_ms, retry, seed: self.ports.entropy.draw() };
-        (End::Record(ended), began.elapsed())
+        (End::Record(ended), began.elapsed(), leftover)
     }
 
     /// Waits for the ledger as long as the worker is not told to stop: the shard is claimed, and failing it would cost a try.
@@ -126,16 +171,23 @@ impl Attempt {
         }
     }
 
-    async fn run_handler(&self, head: &ExecutionHead, started_ms: i64) -> Result<ShardOutput, ShardError> {
-        let handler = (self.resolve)(&head.spec.handler)?;
-        let Some(slice) = head.plan.slice(self.attempt.index) else {
-            return Err(ShardError::permanent(format!(
-                "shard {} is beyond the plan of {}",
-                self.attempt.index,
-                head.plan.count()
-            )));
+    async fn run_handler(
+        &self,
+        head: &ExecutionHead,
+        started_ms: i64,
+    ) -> (Result<ShardOutput, ShardError>, Option<Leftover>) {
+        let handler = match (self.resolve)(&head.spec.handler) {
+            Ok(handler) => handler,
+            Err(e) => return (Err(e), None),
         };
-        let timeout = head.spec.timeout.span().map(|s| s.as_std());
+        let Some(slice) = head.plan.slice(self.attempt.index) else {
+            let (index, count) = (self.attempt.index, head.plan.count());
+            return (Err(ShardError::permanent(format!("shard {index} is beyond the plan of {count}"))), None);
+        };
+        let timeout = head.spec.timeout.span().map(Span::as_std);
+        let stall = head.spec.stall_timeout.map(Span::as_std);
+        let ticks = Ticks::default();
+        let _watch = stall.map(|_| self.shared.progress.watch(self.attempt, &ticks));
         let stop = self.stop.child_token();
         let context = ShardContext {
             attempt: self.attempt,
@@ -155,6 +207,7 @@ impl Attempt {
                 ledger: self.ports.ledger.clone(),
                 owner: self.owner,
                 attempt: self.attempt,
+                ticks: ticks.clone(),
             }),
         };
         let span = tracing::info_span!(
@@ -162,27 +215,33 @@ impl Attempt {
         );
         // A task of its own: a panic of user code ends it, and nothing else.
         let work = tracing::Instrument::instrument(async move { handler.run(context).await }, span);
-        let task = self.ports.io.spawn(work);
-        self.watch(task, timeout, &stop).await
+        // Code of users may block the thread that it runs on; nothing else lives there.
+        let task = match head.spec.handler {
+            HandlerSpec::Rust { .. } => self.ports.handlers.spawn(work),
+            HandlerSpec::Sql { .. } | HandlerSpec::Exec { .. } => self.ports.io.spawn(work),
+        };
+        self.watch(task, (timeout, stall), &ticks, &stop).await
     }
 
     async fn watch(
         &self,
-        mut task: JoinHandle<Result<ShardOutput, ShardError>>,
-        timeout: Option<Duration>,
+        mut task: Leftover,
+        (timeout, stall): (Option<Duration>, Option<Duration>),
+        ticks: &Ticks,
         stop: &CancellationToken,
-    ) -> Result<ShardOutput, ShardError> {
+    ) -> (Result<ShardOutput, ShardError>, Option<Leftover>) {
         let limit = async {
             match timeout {
-                Some(t) => tokio::time::sleep(t).await,
+                Some(limit) => tokio::time::sleep(limit).await,
                 None => std::future::pending().await,
             }
         };
-        let timed_out = tokio::select! {
+        let cut = tokio::select! {
             biased;
-            joined = &mut task => return flatten(joined),
-            () = limit => true,
-            () = self.stop.cancelled() => false,
+            joined = &mut task => return (flatten(joined), None),
+            () = limit => Cut::Timeout(timeout.unwrap_or_default()),
+            () = ticks.stalled(stall) => Cut::Stalled(stall.unwrap_or_default()),
+            () = self.stop.cancelled() => Cut::Stop,
         };
         stop.cancel();
         let grace = async {
@@ -194,23 +253,19 @@ impl Attempt {
         };
         let late = tokio::select! {
             biased;
-            joined = &mut task => Some(flatten(joined)),
+            joined = &mut task => flatten(joined),
             () = grace => {
                 // Dropping a future ends it at its next await; blocking code goes on and is refused when it reports.
                 task.abort();
-                None
+                let error = cut.error(true).unwrap_or_else(|| ShardError::stopped("did not stop in time and was dropped"));
+                return (Err(error), Some(task));
             }
         };
-        match late {
-            Some(Ok(output)) => Ok(output),
-            Some(Err(e)) if !timed_out || !e.stopped => Err(e),
-            None if !timed_out => Err(ShardError::stopped("did not stop in time and was dropped")),
-            _ => Err(ShardError {
-                class: FailureClass::Timeout,
-                message: format!("timed out after {}", Span(timeout.map_or(0, |t| t.as_millis() as u64))),
-                stopped: false,
-            }),
-        }
+        let result = match late {
+            Err(e) if e.stopped => Err(cut.error(false).unwrap_or(e)),
+            other => other,
+        };
+        (result, None)
     }
 }
 

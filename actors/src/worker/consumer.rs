@@ -2,11 +2,14 @@
 //!
 //! ```text
 //! delivery ─▶ held ─▶ claiming ─▶ claimed ─▶ running ─▶ recording ─▶ acked
-//!                        └── refused ──────────────────────────────▶ acked (the ledger says that it is not wanted)
+//!                        ├── refused ──────────────────────────────▶ acked (the ledger says that it is not wanted)
+//!                        └── somebody else's, and it came again ─▶ taking over ─▶ claimed, or acked
 //! ```
 //! How many are held and claimed ahead of the free slots follows from how long shards take (`shardcron_domain::flow`).
 
-use super::attempt::{Attempt, End};
+mod takeover;
+
+use super::attempt::{Attempt, End, Leftover};
 use super::recorder::{Claim, ClaimVerdict, ClaimsSettled, EndsSettled, NoClaim, Record, RecorderActor};
 use super::{Resolve, Shared, TierOptions};
 use crate::guardian::Ping;
@@ -26,12 +29,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The wait before a claim that came too early (clocks differ) is tried again.
 const TOO_EARLY: Duration = Duration::from_secs(1);
 
+/// Attempts that take this long are not what one claims ahead for.
+const LONG: Duration = Duration::from_secs(1);
+
 /// What a consumer is made of.
+#[derive(Clone)]
 pub(super) struct Parts {
     pub(super) ports: Ports,
     pub(super) heads: Heads,
@@ -39,6 +47,7 @@ pub(super) struct Parts {
     pub(super) owner: Incarnation,
     pub(super) tier: TierOptions,
     pub(super) ack_horizon: Duration,
+    pub(super) lost_after: Duration,
     /// See `Attempt::fenced_grace`.
     pub(super) fenced_grace: Duration,
     pub(super) recorder: Addr<RecorderActor>,
@@ -49,6 +58,7 @@ pub(super) struct Parts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Claiming,
+    TakingOver,
     Claimed,
     Running,
     Recording,
@@ -58,6 +68,15 @@ struct Entry {
     step: Step,
     /// More than one if the broker delivered the attempt twice while it was here.
     tags: Vec<Tag>,
+    /// The broker says that it has delivered one of them before.
+    redelivered: bool,
+}
+
+impl Entry {
+    fn add(&mut self, delivery: &Delivery) {
+        self.tags.push(delivery.tag);
+        self.redelivered |= delivery.redelivered;
+    }
 }
 
 pub(super) struct ConsumerActor {
@@ -77,8 +96,12 @@ pub(super) struct ConsumerActor {
     /// Tells them, before that, that it is because of the fence.
     fence: CancellationToken,
     draining: bool,
+    /// The drain's limit has passed: nothing is started any more.
+    out_of_time: bool,
     fenced: bool,
     drained: Vec<oneshot::Sender<()>>,
+    /// When the channel was last made anew after it had been lost.
+    renewed: Option<Instant>,
 }
 
 /// Passes what arrives on to the actor, which answers when it has taken it: a full actor slows the broker down.
@@ -103,8 +126,10 @@ impl ConsumerActor {
             stop: CancellationToken::new(),
             fence: CancellationToken::new(),
             draining: false,
+            out_of_time: false,
             fenced: false,
             drained: Vec::new(),
+            renewed: None,
         }
     }
 
@@ -112,7 +137,7 @@ impl ConsumerActor {
         for delivery in deliveries {
             match self.entries.get_mut(&delivery.message.attempt) {
                 // Delivered again while it is here: one attempt, acked by every tag that it has.
-                Some(entry) => entry.tags.push(delivery.tag),
+                Some(entry) => entry.add(&delivery),
                 None => self.held.push_back(delivery),
             }
         }
@@ -120,12 +145,15 @@ impl ConsumerActor {
 
     /// Starts what can be started and claims what will be needed soon.
     fn pump(&mut self, ctx: &mut Context<Self>) {
-        if self.draining || self.fenced {
+        if self.fenced || self.out_of_time {
             return;
         }
         while self.running < self.parts.tier.concurrency {
             let Some((attempt, checkpoint)) = self.ready.pop_front() else { break };
             self.start(attempt, checkpoint, ctx);
+        }
+        if self.draining {
+            return;
         }
         let most = self.parts.tier.concurrency + self.pace.ahead(self.parts.tier.concurrency);
         let room = most.saturating_sub(self.running + self.ready.len() + self.claiming);
@@ -134,9 +162,10 @@ impl ConsumerActor {
             let Some(delivery) = self.held.pop_front() else { break };
             let attempt = delivery.message.attempt;
             match self.entries.get_mut(&attempt) {
-                Some(entry) => entry.tags.push(delivery.tag),
+                Some(entry) => entry.add(&delivery),
                 None => {
-                    self.entries.insert(attempt, Entry { step: Step::Claiming, tags: vec![delivery.tag] });
+                    let (tags, redelivered) = (vec![delivery.tag], delivery.redelivered);
+                    self.entries.insert(attempt, Entry { step: Step::Claiming, tags, redelivered });
                     batch.push(attempt);
                 }
             }
@@ -173,6 +202,7 @@ impl ConsumerActor {
             stop,
             fence: self.fence.clone(),
             fenced_grace: self.parts.fenced_grace,
+            shared: self.parts.shared.clone(),
         };
         let me = ctx.address();
         let horizon = self.parts.ack_horizon;
@@ -181,7 +211,7 @@ impl ConsumerActor {
             let _listed = listed;
             let run = run.run();
             tokio::pin!(run);
-            let (end, took) = tokio::select! {
+            let (end, took, leftover) = tokio::select! {
                 biased;
                 done = &mut run => done,
                 () = tokio::time::sleep(horizon) => {
@@ -190,7 +220,11 @@ impl ConsumerActor {
                     run.await
                 }
             };
-            tell(me, Finished { attempt, end, took }).await;
+            tell(me.clone(), Finished { attempt, end, took, frees: leftover.is_none() }).await;
+            if let Some(leftover) = leftover {
+                wait_for(leftover, attempt).await;
+                tell(me, SlotFree).await;
+            }
         });
     }
 
@@ -283,6 +317,7 @@ impl Handler<Arrived> for ConsumerActor {
         match arrival {
             Arrival::Shards(deliveries) => self.take_in(deliveries),
             Arrival::Renewed { generation } => {
+                self.renewed = Some(Instant::now());
                 // What was held comes again under new tags; what is under way goes on, and is acked by its new tag.
                 self.held.retain(|d| d.tag.generation >= generation);
                 for entry in self.entries.values_mut() {
@@ -303,18 +338,17 @@ impl Handler<ClaimsSettled> for ConsumerActor {
 
     fn handle(&mut self, ClaimsSettled(answers): ClaimsSettled, ctx: &mut Self::Context) {
         self.claiming = self.claiming.saturating_sub(answers.len());
-        let mut unwanted = Vec::new();
+        let (mut unwanted, mut candidates) = (Vec::new(), Vec::new());
         for (attempt, verdict) in answers {
-            if let Some(refused) = self.take_verdict(attempt, verdict, ctx) {
+            if let Some(candidate) = self.candidate(attempt, &verdict) {
+                candidates.push(candidate);
+            } else if let Some(refused) = self.take_verdict(attempt, verdict, ctx) {
                 unwanted.push(refused);
             }
         }
+        self.ask_to_take_over(candidates, ctx);
         self.settle(unwanted.into_iter(), Step::Claiming);
-        if self.draining {
-            self.give_back_ready(0, ctx);
-            self.check_drained();
-        }
-        self.pump(ctx);
+        self.go_on(ctx);
     }
 }
 
@@ -368,26 +402,55 @@ fn again(attempt: AttemptRef, tag: Tag) -> Delivery {
     Delivery { message, redelivered: true, tag }
 }
 
+/// Waits until a handler that could not be ended has ended by itself.
+async fn wait_for(leftover: Leftover, attempt: AttemptRef) {
+    tracing::warn!(attempt = %attempt, "the handler was dropped and may still run; its slot stays taken until it ends");
+    // Cancelled, ended late, panicked: whatever it says is refused, and nobody asks.
+    let _ = leftover.await;
+    tracing::info!(attempt = %attempt, "the handler that had been dropped has ended");
+}
+
+/// A handler that outlived its attempt has ended.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct SlotFree;
+
+impl Handler<SlotFree> for ConsumerActor {
+    type Result = ();
+
+    fn handle(&mut self, _: SlotFree, ctx: &mut Self::Context) {
+        self.running = self.running.saturating_sub(1);
+        self.show_running(-1);
+        self.pump(ctx);
+    }
+}
+
 #[derive(Message)]
 #[rtype(result = "()")]
 struct Finished {
     attempt: AttemptRef,
     end: End,
     took: Duration,
+    /// Whether its slot is free now: a handler that can't be ended keeps it.
+    frees: bool,
 }
 
 impl Handler<Finished> for ConsumerActor {
     type Result = ();
 
-    fn handle(&mut self, Finished { attempt, end, took }: Finished, ctx: &mut Self::Context) {
-        self.running = self.running.saturating_sub(1);
-        self.show_running(-1);
+    fn handle(&mut self, Finished { attempt, end, took, frees }: Finished, ctx: &mut Self::Context) {
+        if frees {
+            self.running = self.running.saturating_sub(1);
+            self.show_running(-1);
+        }
         let end = if self.fenced { end.discarded() } else { end };
         self.pace.observe(took.as_secs_f64() * 1_000.0);
         telemetry::attempt(&self.parts.tier.name, end.word(), took.as_secs_f64());
         // Work has turned long: what was claimed ahead for short work would wait here for longer than anybody expects, and be
-        // taken for hung.
-        self.give_back_ready(2 * self.pace.ahead(self.parts.tier.concurrency), ctx);
+        // taken for hung. A hiccup of the machine is not that.
+        if took >= LONG {
+            self.give_back_ready(2 * self.pace.ahead(self.parts.tier.concurrency), ctx);
+        }
         match end {
             End::Record(ended) => self.record(ended, ctx),
             End::Committed => {
@@ -395,6 +458,17 @@ impl Handler<Finished> for ConsumerActor {
                 // The handler has recorded it itself: running is where its answer finds it.
                 self.settle(std::iter::once(attempt), Step::Running);
             }
+        }
+        self.check_drained();
+        self.pump(ctx);
+    }
+}
+
+impl ConsumerActor {
+    /// After answers of the ledger: starts what may start, gives back what may not any more.
+    fn go_on(&mut self, ctx: &mut Context<Self>) {
+        if self.fenced || self.out_of_time {
+            self.give_back_ready(0, ctx);
         }
         self.check_drained();
         self.pump(ctx);
@@ -447,13 +521,22 @@ impl ConsumerActor {
                 tracing::warn!(attempt = %ended.attempt, error = %message, shard_is = recorded.phase.word(), "an attempt failed");
             }
         }
-        if let Ok(Recorded { execution_ended: Some(phase), .. }) = verdict {
-            tracing::info!(execution_id = %ended.attempt.execution, phase = phase.word(), "execution ended");
+        if let Ok(recorded) = verdict {
+            self.show_end(ended.attempt, recorded);
+        }
+    }
+
+    fn show_end(&self, attempt: AttemptRef, recorded: &Recorded) {
+        if let Some(phase) = recorded.execution_ended {
+            tracing::info!(execution_id = %attempt.execution, phase = phase.word(), "execution ended");
         }
     }
 }
 
-/// Take nothing new, give back what has not started, finish the rest within the limit. Answers when nothing is left.
+/// Take nothing new, requeue what is not claimed, finish what is within the limit. Answers when nothing is left.
+///
+/// What is claimed and waits for a slot is run: it is some 100 ms of work (`shardcron_domain::flow`), and giving it back would cost
+/// each shard an attempt's number. Only what is still waiting at the limit is given back.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Drain(pub(super) Duration);
@@ -466,9 +549,11 @@ impl Handler<Drain> for ConsumerActor {
         let (acker, io) = (self.acker.clone(), self.parts.ports.io.clone());
         let stopped = io.spawn(async move { acker.stop().await });
         self.requeue_held();
-        self.give_back_ready(0, ctx);
-        let stop = self.stop.clone();
-        ctx.run_later(limit, move |_, _| stop.cancel());
+        if limit.is_zero() {
+            self.end_of_time(ctx);
+        } else {
+            ctx.run_later(limit, Self::end_of_time);
+        }
         let (done, wait) = oneshot::channel();
         self.drained.push(done);
         self.check_drained();
@@ -476,6 +561,30 @@ impl Handler<Drain> for ConsumerActor {
             let _ = stopped.await;
             let _ = wait.await;
         })
+    }
+}
+
+/// The drain's limit comes now.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct Hurry;
+
+impl Handler<Hurry> for ConsumerActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Hurry, ctx: &mut Self::Context) {
+        if self.draining && !self.out_of_time {
+            self.end_of_time(ctx);
+        }
+    }
+}
+
+impl ConsumerActor {
+    fn end_of_time(&mut self, ctx: &mut Context<Self>) {
+        self.out_of_time = true;
+        self.stop.cancel();
+        self.give_back_ready(0, ctx);
+        self.check_drained();
     }
 }
 

@@ -58,6 +58,7 @@ impl HeartbeatActor {
         }
         self.under_way = true;
         self.beat.running = self.shared.running.load(Ordering::Relaxed);
+        self.beat.progress = self.shared.progress.counts();
         self.beat.draining = self.shared.draining.load(Ordering::Relaxed);
         self.beat.modes = self.ports.modes.names();
         let (beat, lost_after) = (self.beat.clone(), self.lost_after);
@@ -103,6 +104,7 @@ fn beat(ports: &Ports, incarnation: Incarnation, options: &WorkerOptions) -> Wor
             .collect(),
         running: 0,
         draining: false,
+        progress: Vec::new(),
         modes: ports.modes.names(),
     }
 }

@@ -4,6 +4,7 @@ mod attempt;
 mod cancel;
 mod consumer;
 mod heartbeat;
+mod progress;
 mod recorder;
 
 use crate::guardian::{Guardian, OnFatal, StandDown};
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 /// Finds the handler of a job, or says in a permanent error why this worker does not run it.
 pub type Resolve = Arc<dyn Fn(&HandlerSpec) -> Result<Arc<dyn ShardHandler>, ShardError> + Send + Sync>;
@@ -55,6 +57,7 @@ pub(crate) struct Shared {
     pub(crate) running: AtomicU32,
     pub(crate) draining: AtomicBool,
     pub(crate) cancels: Arc<cancel::Cancels>,
+    progress: Arc<progress::Watched>,
 }
 
 /// Why a worker's life ended by itself.
@@ -121,6 +124,7 @@ impl Worker {
                 owner: incarnation,
                 tier: tier.clone(),
                 ack_horizon: options.ack_horizon,
+                lost_after: options.lost_after,
                 // The fence comes at two thirds; the last third is for stopping, with something to spare.
                 fenced_grace: options.lost_after / 4,
                 recorder: recorder.clone(),
@@ -169,13 +173,22 @@ impl Worker {
         }
     }
 
-    /// Stops in order: take nothing new, give back what has not started, let the rest finish within `limit`, give back what is
-    /// left, record, ack, leave. Costs no attempt and no duplicate.
-    pub async fn drain(self, limit: Duration) {
+    /// Stops in order: take nothing new, let what is claimed finish within `limit`, give back what is left then, record, ack, leave.
+    /// Costs no attempt and no duplicate. `hurry`: cancelled, the limit comes at once.
+    pub async fn drain(self, limit: Duration, hurry: CancellationToken) {
         self.status.shared.draining.store(true, Ordering::Relaxed);
         tell(self.guardian, StandDown).await;
         let drains = self.consumers.iter().map(|c| c.send(consumer::Drain(limit)));
-        futures_util::future::join_all(drains).await;
+        let drained = futures_util::future::join_all(drains);
+        tokio::pin!(drained);
+        tokio::select! {
+            biased;
+            _ = &mut drained => {}
+            () = hurry.cancelled() => {
+                futures_util::future::join_all(self.consumers.iter().map(|c| c.send(consumer::Hurry))).await;
+                drained.await;
+            }
+        }
         tell(self.recorder, recorder::Flush).await;
         tell(self.heartbeat, heartbeat::Stop).await;
         let (presence, who) = (self.ports.presence.clone(), self.status.incarnation);

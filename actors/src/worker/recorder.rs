@@ -182,7 +182,7 @@ async fn claim(ports: &Ports, owner: Incarnation, attempts: &[AttemptRef]) -> Ve
     let granted = if open.is_empty() {
         Vec::new()
     } else {
-        until_answered(ports, "claims", || ports.ledger.claim(owner, &open, ports.clock.now_ms())).await
+        until_answered(ports, "claims", || ports.ledger.claim(owner, &open, ports.ledger_now_ms())).await
     };
     telemetry::group_commit("claim", attempts.len(), began.elapsed().as_secs_f64());
     let mut granted = granted.into_iter();
@@ -198,7 +198,7 @@ async fn claim(ports: &Ports, owner: Incarnation, attempts: &[AttemptRef]) -> Ve
 
 async fn record(ports: &Ports, owner: Incarnation, ends: &[Ended]) -> Vec<Result<Recorded, Rejection>> {
     let began = Instant::now();
-    let verdicts = until_answered(ports, "results", || ports.ledger.record(owner, ends, ports.clock.now_ms())).await;
+    let verdicts = until_answered(ports, "results", || ports.ledger.record(owner, ends, ports.ledger_now_ms())).await;
     telemetry::group_commit("record", ends.len(), began.elapsed().as_secs_f64());
     let settled: Vec<AttemptRef> =
         ends.iter().zip(&verdicts).filter(|(_, v)| v.is_ok()).map(|(e, _)| e.attempt).collect();
@@ -210,7 +210,7 @@ async fn record(ports: &Ports, owner: Incarnation, ends: &[Ended]) -> Vec<Result
 
 /// Tries until the ledger answers. What is not transient can't be mended by waiting either, but giving up would lose results:
 /// it is said loudly, and tried on, more slowly.
-async fn until_answered<T, F>(ports: &Ports, what: &'static str, call: impl Fn() -> F) -> T
+pub(super) async fn until_answered<T, F>(ports: &Ports, what: &'static str, call: impl Fn() -> F) -> T
 where
     F: Future<Output = Result<T, StoreError>>,
 {

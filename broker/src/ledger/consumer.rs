@@ -3,7 +3,7 @@
 use super::{AWAY_FIRST, AWAY_MAX, IDLE_FIRST, Inner, clamp};
 use crate::backoff::Backoff;
 use crate::metric_definitions as m;
-use crate::port::{Acker, Arrival, Consumer, Deliveries, Delivery, Tag};
+use crate::port::{Acker, Arrival, Consumer, Deliveries, Delivery, POLLED, Tag};
 use async_trait::async_trait;
 use shardcron_domain::messages::{ENVELOPE_VERSION, ShardMessage};
 use shardcron_domain::{AttemptRef, limits};
@@ -13,8 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// There is no channel that could be lost, so there is one generation.
-const GENERATION: u64 = 1;
 /// Looks in a row that may find only what is already held, before there is a pause.
 const FULL_LOOKS: u32 = 8;
 
@@ -22,10 +20,13 @@ const FULL_LOOKS: u32 = 8;
 const NO_EPOCH: i64 = 0;
 
 pub(super) fn consume(inner: Arc<Inner>, tier: &str, prefetch: u16) -> Consumer {
-    let shared = Arc::new(Shared {
-        held: Mutex::default(),
-        changed: watch::Sender::new(Flow { prefetch: clamp(prefetch), stop: false }),
-    });
+    let (deliveries, acker) = open(inner, tier, usize::from(clamp(prefetch)));
+    Consumer { deliveries: Box::new(deliveries), acker: Arc::new(acker) }
+}
+
+/// The same for who sets the limit himself; 0 is no polling at all.
+pub(super) fn open(inner: Arc<Inner>, tier: &str, limit: usize) -> (LedgerDeliveries, LedgerAcker) {
+    let shared = Arc::new(Shared { held: Mutex::default(), changed: watch::Sender::new(Flow { limit, stop: false }) });
     let idle = Backoff::new(IDLE_FIRST, inner.poll_interval);
     let deliveries = LedgerDeliveries {
         wake: inner.wake.subscribe(),
@@ -38,12 +39,13 @@ pub(super) fn consume(inner: Arc<Inner>, tier: &str, prefetch: u16) -> Consumer 
         shared: shared.clone(),
         inner,
     };
-    Consumer { deliveries: Box::new(deliveries), acker: Arc::new(LedgerAcker { shared }) }
+    (deliveries, LedgerAcker { shared })
 }
 
 #[derive(Clone, Copy)]
 struct Flow {
-    prefetch: u16,
+    /// Deliveries that may be open.
+    limit: usize,
     stop: bool,
 }
 
@@ -58,24 +60,32 @@ struct Held {
     last: u64,
     by_number: HashMap<u64, AttemptRef>,
     attempts: HashSet<AttemptRef>,
+    /// Settled since the look that is under way has begun: it may have read them before they were claimed, and they would come again
+    /// for nothing. What was given back is found by the next look.
+    settled: HashSet<AttemptRef>,
 }
 
 impl Held {
     fn add(&mut self, attempt: AttemptRef) -> Option<Tag> {
-        if !self.attempts.insert(attempt) {
+        if self.settled.contains(&attempt) || !self.attempts.insert(attempt) {
             return None;
         }
         self.last += 1;
         self.by_number.insert(self.last, attempt);
-        Some(Tag { generation: GENERATION, number: self.last })
+        Some(Tag { generation: POLLED, number: self.last })
     }
 
     fn remove(&mut self, tag: Tag) {
-        if tag.generation == GENERATION
+        if tag.generation == POLLED
             && let Some(attempt) = self.by_number.remove(&tag.number)
         {
             self.attempts.remove(&attempt);
+            self.settled.insert(attempt);
         }
+    }
+
+    fn look_begins(&mut self) {
+        self.settled.clear();
     }
 }
 
@@ -95,7 +105,7 @@ impl Shared {
     }
 }
 
-struct LedgerDeliveries {
+pub(crate) struct LedgerDeliveries {
     inner: Arc<Inner>,
     shared: Arc<Shared>,
     wake: watch::Receiver<u64>,
@@ -126,7 +136,7 @@ impl Deliveries for LedgerDeliveries {
             if flow.stop || self.inner.closed() {
                 return None;
             }
-            match self.look(flow.prefetch).await {
+            match self.look(flow.limit).await {
                 Look::Found(deliveries) => return Some(Arrival::Shards(deliveries)),
                 Look::Pause(pause) => {
                     tokio::select! {
@@ -147,12 +157,21 @@ impl Deliveries for LedgerDeliveries {
     }
 }
 
+impl Drop for LedgerDeliveries {
+    fn drop(&mut self) {
+        // Whoever does not ask any more keeps nobody waiting.
+        self.inner.turns.looked(&self.tier, false, true);
+    }
+}
+
 impl LedgerDeliveries {
-    async fn look(&mut self, prefetch: u16) -> Look {
-        let free = usize::from(prefetch).saturating_sub(self.shared.held().attempts.len());
+    async fn look(&mut self, limit: usize) -> Look {
+        let free = limit.saturating_sub(self.shared.held().attempts.len());
         if free == 0 {
             return Look::Full;
         }
+        self.inner.turns.wait(&self.tier).await;
+        self.shared.held().look_begins();
         // On a copy: a caller that gives up in the middle must not lose what the ledger was about to say.
         let mut cursor = self.cursor;
         let limit = free.min(limits::GROUP_COMMIT_ENTRIES);
@@ -160,6 +179,7 @@ impl LedgerDeliveries {
         let attempts = match self.inner.heard(answer) {
             Ok(attempts) => attempts,
             Err(error) => {
+                self.inner.turns.looked(&self.tier, false, true);
                 tracing::debug!(tier = self.tier, %error, "polling the ledger failed");
                 return Look::Pause(self.away.pause());
             }
@@ -168,6 +188,7 @@ impl LedgerDeliveries {
         self.away.reset();
         let anything = !attempts.is_empty();
         let deliveries = self.hand_out(attempts);
+        self.inner.turns.looked(&self.tier, !deliveries.is_empty(), deliveries.len() < free);
         if !deliveries.is_empty() {
             self.idle.reset();
             self.looks = 0;
@@ -195,8 +216,15 @@ impl LedgerDeliveries {
     }
 }
 
-struct LedgerAcker {
+pub(crate) struct LedgerAcker {
     shared: Arc<Shared>,
+}
+
+impl LedgerAcker {
+    /// Lets so many deliveries be open; those beyond it stay open.
+    pub(crate) fn set_limit(&self, limit: usize) {
+        self.shared.changed.send_if_modified(|flow| std::mem::replace(&mut flow.limit, limit) != limit);
+    }
 }
 
 #[async_trait]
@@ -212,7 +240,7 @@ impl Acker for LedgerAcker {
     }
 
     async fn set_prefetch(&self, prefetch: u16) {
-        self.shared.changed.send_modify(|flow| flow.prefetch = clamp(prefetch));
+        self.set_limit(usize::from(clamp(prefetch)));
     }
 
     async fn stop(&self) {

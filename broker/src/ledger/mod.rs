@@ -3,12 +3,14 @@
 
 mod consumer;
 mod triggers;
+mod turns;
 
 use crate::codec;
 use crate::health::Health;
 use crate::metric_definitions as m;
 use crate::port::*;
 use async_trait::async_trait;
+pub(crate) use consumer::{LedgerAcker, LedgerDeliveries};
 use shardcron_domain::limits;
 use shardcron_domain::messages::{ShardMessage, TriggerRequest};
 use shardcron_store::{Ledger, StoreError};
@@ -37,6 +39,7 @@ struct Inner {
     health: Health,
     /// Counts what may have made something claimable, or is of interest to who waits.
     wake: watch::Sender<u64>,
+    turns: turns::Turns,
     closing: watch::Sender<bool>,
 }
 
@@ -57,9 +60,26 @@ impl LedgerBroker {
             // There is nothing to connect to: the dispatcher may begin before anybody has polled.
             health: Health::new("ledger", 1, BrokerState::Up),
             wake: watch::Sender::new(0),
+            turns: turns::Turns::default(),
             closing: watch::Sender::new(false),
         };
         Self { inner: Arc::new(inner) }
+    }
+}
+
+/// For a broker that polls only at times: the ends of a consumer whose limit it sets itself.
+impl LedgerBroker {
+    pub(crate) fn poll(&self, tier: &str) -> (LedgerDeliveries, LedgerAcker) {
+        consumer::open(self.inner.clone(), tier, 0)
+    }
+
+    pub(crate) fn ledger(&self) -> &Arc<dyn Ledger> {
+        &self.inner.ledger
+    }
+
+    /// What has to be said once it is marked in the ledger is said before, as with a publish.
+    pub(crate) fn nudge(&self) {
+        self.inner.wake();
     }
 }
 
@@ -133,15 +153,11 @@ impl Broker for LedgerBroker {
         Ok(())
     }
 
-    async fn put_dead(&self, payload: &[u8], reason: &str) -> Result<()> {
+    async fn put_dead(&self, payload: &[u8], reason: &str) -> Result<KeptIn> {
         let kept = codec::dead_payload(payload);
         self.inner.heard(self.inner.ledger.put_dead_message(reason, kept, self.inner.now_ms()).await)?;
         metrics::counter!(m::DEAD).increment(1);
-        Ok(())
-    }
-
-    fn keeps_dead_in_ledger(&self) -> bool {
-        true
+        Ok(KeptIn::Ledger)
     }
 
     fn state(&self) -> watch::Receiver<BrokerState> {

@@ -3,7 +3,7 @@
 use super::{AWAY_FIRST, AWAY_MAX, IDLE_FIRST, Inner};
 use crate::backoff::Backoff;
 use crate::metric_definitions as m;
-use crate::port::{Tag, TriggerDelivery, Triggers};
+use crate::port::{POLLED, Tag, TriggerDelivery, Triggers};
 use async_trait::async_trait;
 use shardcron_domain::messages::TriggerReply;
 use shardcron_store::StoredTrigger;
@@ -11,7 +11,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-const GENERATION: u64 = 1;
 /// Triggers that one leader holds unsettled.
 const BATCH: usize = 64;
 
@@ -66,7 +65,7 @@ impl Triggers for LedgerTriggers {
     async fn settle(&mut self, trigger: &TriggerDelivery, _reply: &TriggerReply) {
         // Nobody can be answered here: who sent it looks into the ledger.
         if let Ok(id) = i64::try_from(trigger.tag.number)
-            && trigger.tag.generation == GENERATION
+            && trigger.tag.generation == POLLED
         {
             self.settled.push(id);
             let _ = self.tell_settled().await;
@@ -110,7 +109,7 @@ impl LedgerTriggers {
             routed_to: None,
             reply_to: None,
             transport_id: Some(format!("ledger-{}", trigger.id)),
-            tag: Tag { generation: GENERATION, number: trigger.id.unsigned_abs() },
+            tag: Tag { generation: POLLED, number: trigger.id.unsigned_abs() },
         }
     }
 }

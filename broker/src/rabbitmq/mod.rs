@@ -158,8 +158,9 @@ impl Broker for RabbitMq {
         self.inner.publisher.trigger(&request.job, payload).await
     }
 
-    async fn put_dead(&self, payload: &[u8], reason: &str) -> Result<()> {
-        self.inner.put_dead(payload, reason).await
+    async fn put_dead(&self, payload: &[u8], reason: &str) -> Result<KeptIn> {
+        self.inner.put_dead(payload, reason).await?;
+        Ok(KeptIn::Queue)
     }
 
     fn state(&self) -> watch::Receiver<BrokerState> {

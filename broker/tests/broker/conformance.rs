@@ -1,7 +1,7 @@
-//! What every broker must do, run against both.
+//! What every broker must do: RabbitMQ, the polled ledger, and RabbitMQ with the ledger behind it, there and away.
 
 use crate::support::*;
-use shardcron_broker::{Arrival, Broker, BrokerState, LedgerBroker};
+use shardcron_broker::{Arrival, Broker, BrokerState, Fallback, LedgerBroker, Published, RabbitMq, RabbitOptions, Way};
 use shardcron_domain::job::OverlapPolicy;
 use shardcron_domain::messages::{ShardMessage, TriggerReply, TriggerRequest};
 use shardcron_domain::plan::ShardPlan;
@@ -13,12 +13,57 @@ use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
-const T0: i64 = 1_772_323_200_000;
+pub const T0: i64 = 1_772_323_200_000;
 
 /// A broker and what surrounds it.
 enum World {
     Rabbit(Rabbit),
-    Ledger { broker: LedgerBroker, ledger: Arc<SqlLedger>, owner: Incarnation, _folder: tempfile::TempDir },
+    Ledger {
+        broker: LedgerBroker,
+        rows: Rows,
+    },
+    /// RabbitMQ is there, the ledger behind it.
+    Both {
+        rabbit: Rabbit,
+        broker: Fallback,
+        _rows: Rows,
+    },
+    /// RabbitMQ is not there.
+    Away {
+        broker: Fallback,
+        rows: Rows,
+    },
+}
+
+/// A ledger and who claims in it.
+pub struct Rows {
+    pub ledger: Arc<SqlLedger>,
+    pub owner: Incarnation,
+    _folder: tempfile::TempDir,
+}
+
+impl Rows {
+    pub async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", folder.path().join("ledger.db").display());
+        let ledger = Arc::new(SqlLedger::connect(&url, SqlOptions::default()).await.unwrap());
+        ledger.migrate().await.unwrap();
+        Rows { ledger, owner: Incarnation(Uuid::now_v7()), _folder: folder }
+    }
+
+    /// A new execution whose first shards have been handed out.
+    async fn hand_out(&self, broker: &dyn Broker, messages: &mut [ShardMessage], answer: Published) {
+        let count = messages.len() as u32;
+        let epoch = self.ledger.begin_epoch("test", T0).await.unwrap();
+        let id = fire(&self.ledger, epoch, count).await;
+        messages.iter_mut().for_each(|m| m.attempt.execution = id);
+        assert_eq!(broker.publish(TIER, messages).await, vec![answer.clone(); messages.len()]);
+        if answer == Published::Left {
+            self.ledger.leave_to_pollers(epoch, &[(id, count)], &[], T0).await.unwrap();
+        } else {
+            self.ledger.mark_dispatched(epoch, &[(id, count)], &[]).await.unwrap();
+        }
+    }
 }
 
 impl World {
@@ -27,18 +72,30 @@ impl World {
     }
 
     async fn ledger() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let url = format!("sqlite://{}", folder.path().join("ledger.db").display());
-        let ledger = Arc::new(SqlLedger::connect(&url, SqlOptions::default()).await.unwrap());
-        ledger.migrate().await.unwrap();
-        let broker = LedgerBroker::new(ledger.clone(), Duration::from_millis(200));
-        World::Ledger { broker, ledger, owner: Incarnation(Uuid::now_v7()), _folder: folder }
+        let rows = Rows::new().await;
+        World::Ledger { broker: LedgerBroker::new(rows.ledger.clone(), Duration::from_millis(200)), rows }
+    }
+
+    async fn both() -> Self {
+        let (rabbit, rows) = (rabbit().await.declared().await, Rows::new().await);
+        let broker = Fallback::new(rabbit.broker.clone(), rows.ledger.clone(), quickly()).unwrap();
+        World::Both { rabbit, broker, _rows: rows }
+    }
+
+    async fn away() -> Self {
+        let rows = Rows::new().await;
+        // The port of discard: nobody listens there.
+        let rabbit = RabbitMq::connect("amqp://127.0.0.1:9/%2f", RabbitOptions::default()).unwrap();
+        let broker = Fallback::new(Arc::new(rabbit), rows.ledger.clone(), quickly()).unwrap();
+        within("the fall", broker.fault().wait_for(Option::is_some)).await.unwrap();
+        World::Away { broker, rows }
     }
 
     fn broker(&self) -> &dyn Broker {
         match self {
-            World::Rabbit(rabbit) => &rabbit.broker,
+            World::Rabbit(rabbit) => &*rabbit.broker,
             World::Ledger { broker, .. } => broker,
+            World::Both { broker, .. } | World::Away { broker, .. } => broker,
         }
     }
 
@@ -46,45 +103,46 @@ impl World {
     async fn hand_out(&self, count: u32) -> Vec<ShardMessage> {
         let mut messages = shards(count);
         match self {
-            World::Rabbit(rabbit) => {
-                assert_eq!(rabbit.broker.publish(TIER, &messages).await, all_confirmed(messages.len()));
+            World::Rabbit(_) | World::Both { .. } => {
+                assert_eq!(self.broker().publish(TIER, &messages).await, all_confirmed(messages.len()));
             }
-            World::Ledger { broker, ledger, .. } => {
-                let epoch = ledger.begin_epoch("test", T0).await.unwrap();
-                let id = fire(ledger, epoch, count).await;
-                messages.iter_mut().for_each(|m| m.attempt.execution = id);
-                assert_eq!(broker.publish(TIER, &messages).await, all_confirmed(messages.len()));
-                ledger.mark_dispatched(epoch, &[(id, count)], &[]).await.unwrap();
-            }
+            World::Ledger { broker, rows } => rows.hand_out(broker, &mut messages, Published::Confirmed).await,
+            World::Away { broker, rows } => rows.hand_out(broker, &mut messages, Published::Left).await,
         }
         messages
     }
 
     /// What a worker does before it acks.
     async fn commit(&self, attempts: &[AttemptRef]) {
-        if let World::Ledger { ledger, owner, .. } = self {
-            ledger.claim(*owner, attempts, T0).await.unwrap();
+        if let World::Ledger { rows, .. } | World::Away { rows, .. } = self {
+            rows.ledger.claim(rows.owner, attempts, T0).await.unwrap();
         }
+    }
+
+    /// Two pollers may both see a shard; the claim decides.
+    fn polls(&self) -> bool {
+        matches!(self, World::Ledger { .. } | World::Away { .. })
     }
 
     async fn dead(&self) -> Vec<(Vec<u8>, String)> {
         match self {
-            World::Rabbit(rabbit) => {
+            World::Rabbit(rabbit) | World::Both { rabbit, .. } => {
                 let read = |m: &testkit::Message| {
                     (m.payload.clone(), m.header("x-shardcron-error").as_str().unwrap_or_default().to_owned())
                 };
                 let messages = rabbit.manage(|m| m.take_messages("shardcron.dead", 10)).await.unwrap();
                 messages.iter().map(read).collect()
             }
-            World::Ledger { ledger, .. } => {
-                let rows = ledger.dead(10).await.unwrap();
+            World::Ledger { rows, .. } | World::Away { rows, .. } => {
+                let rows = rows.ledger.dead(10).await.unwrap();
                 rows.into_iter().map(|r| (r.text.unwrap_or_default().into_bytes(), r.reason)).collect()
             }
         }
     }
 }
 
-async fn fire(ledger: &SqlLedger, epoch: shardcron_domain::Epoch, count: u32) -> ExecutionId {
+/// An execution, all of whose rows are there.
+pub async fn fire(ledger: &SqlLedger, epoch: shardcron_domain::Epoch, count: u32) -> ExecutionId {
     let text = "[job.job]\nhandler = { rust = \"noop\" }\nshards = { modulo = 4 }\n";
     let spec = shardcron_domain::jobfile::parse(text).unwrap().remove(0);
     ledger.apply_jobs(&[(spec, Some(T0))], "test", T0).await.unwrap();
@@ -96,6 +154,7 @@ async fn fire(ledger: &SqlLedger, epoch: shardcron_domain::Epoch, count: u32) ->
         params: Params::new(),
         tier: TIER.into(),
         timeout_ms: None,
+        stall_ms: None,
         overlap: OverlapPolicy::Allow,
     };
     let intent = FireIntent {
@@ -113,7 +172,7 @@ async fn fire(ledger: &SqlLedger, epoch: shardcron_domain::Epoch, count: u32) ->
     id
 }
 
-macro_rules! for_both {
+macro_rules! for_all {
     ($($case:ident),* $(,)?) => {
         mod rabbitmq {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -123,10 +182,18 @@ macro_rules! for_both {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() { super::$case(super::World::ledger().await).await; })*
         }
+        mod both {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() { super::$case(super::World::both().await).await; })*
+        }
+        mod away {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() { super::$case(super::World::away().await).await; })*
+        }
     };
 }
 
-for_both!(
+for_all!(
     all_that_is_handed_out_arrives,
     the_prefetch_bounds_what_is_open,
     another_prefetch_takes_effect,
@@ -229,7 +296,7 @@ async fn two_consumers_share(world: World) {
         for attempt in batch {
             let first = seen.insert(attempt);
             // Two pollers of one ledger may both see a shard; the claim decides.
-            assert!(first || matches!(world, World::Ledger { .. }), "{attempt} came twice");
+            assert!(first || world.polls(), "{attempt} came twice");
         }
     }
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), wanted(&messages));
@@ -307,9 +374,16 @@ async fn closing_ends_the_consumers(world: World) {
 }
 
 async fn it_says_how_and_what_it_is(world: World) {
+    let depth = world.broker().depth(TIER).await.unwrap();
+    assert_eq!(depth.unbounded, world.polls());
+    if let World::Away { broker, .. } = &world {
+        assert!(broker.server_version().await.is_err());
+        assert!(matches!(*broker.state().borrow(), BrokerState::Away(_)), "work goes on, but it is away");
+        assert_eq!(broker.way(), Way::Ledger);
+        return;
+    }
+    assert_eq!(world.broker().way(), Way::Broker);
     let version = world.broker().server_version().await.unwrap();
     assert!(version.contains("RabbitMQ ") || version.contains("SQLite "), "{version}");
     assert_eq!(*world.broker().state().borrow(), BrokerState::Up);
-    let depth = world.broker().depth(TIER).await.unwrap();
-    assert_eq!(depth.unbounded, matches!(world, World::Ledger { .. }));
 }

@@ -165,7 +165,7 @@ async fn d_04_a_restarted_and_a_wiped_server_are_the_same_to_a_consumer() {
     tokio::task::spawn_blocking(move || drop(server)).await.unwrap();
 }
 
-async fn cut(mut relay: Relay) -> Relay {
+pub async fn cut(mut relay: Relay) -> Relay {
     tokio::task::spawn_blocking(move || {
         relay.cut();
         relay
@@ -174,7 +174,7 @@ async fn cut(mut relay: Relay) -> Relay {
     .unwrap()
 }
 
-async fn heal(mut relay: Relay) -> Relay {
+pub async fn heal(mut relay: Relay) -> Relay {
     tokio::task::spawn_blocking(move || {
         // A server that another test starts at this moment may hold the old listener until its exec.
         testkit::wait_for("the relay's port", PATIENCE, || relay.heal().is_ok());

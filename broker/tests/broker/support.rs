@@ -1,9 +1,12 @@
 //! What the tests share.
 
-use shardcron_broker::{Arrival, Broker, BrokerState, Consumer, Delivery, Published, RabbitMq, RabbitOptions, Tag};
+use shardcron_broker::{
+    Arrival, Broker, BrokerState, Consumer, Delivery, FallbackOptions, Published, RabbitMq, RabbitOptions, Tag,
+};
 use shardcron_domain::messages::{ENVELOPE_VERSION, ShardMessage};
 use shardcron_domain::{AttemptRef, ExecutionId};
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 use testkit::Management;
 use uuid::Uuid;
@@ -26,7 +29,7 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// A broker in a vhost of its own, and the management API for it.
 pub struct Rabbit {
-    pub broker: RabbitMq,
+    pub broker: Arc<RabbitMq>,
     pub management: Management,
     pub name: String,
 }
@@ -46,7 +49,7 @@ pub async fn rabbit_at(direct: &str, url: &str) -> Rabbit {
     let broker = RabbitMq::connect(url, RabbitOptions { name: name.clone(), ..RabbitOptions::default() }).unwrap();
     let direct = direct.to_owned();
     let management = tokio::task::spawn_blocking(move || testkit::shared().management_of(&direct)).await.unwrap();
-    Rabbit { broker, management, name }
+    Rabbit { broker: Arc::new(broker), management, name }
 }
 
 impl Rabbit {
@@ -96,6 +99,11 @@ impl Rabbit {
         })
         .await
     }
+}
+
+/// A fallback that does not keep a test waiting.
+pub fn quickly() -> FallbackOptions {
+    FallbackOptions { after: Duration::from_millis(200), poll: Duration::from_millis(200), runtime: None }
 }
 
 /// Shards of a new execution.

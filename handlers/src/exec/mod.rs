@@ -111,7 +111,7 @@ impl ShardHandler for ExecHandler {
     async fn run(&self, context: ShardContext) -> Result<ShardOutput, ShardError> {
         let mut command = self.command(&context)?;
         let mut group = Group::spawn(&mut command).map_err(|error| self.not_started(&error))?;
-        let pipes = Pipes::read(&mut group.child);
+        let pipes = Pipes::read(&mut group.child, &context.effects);
         let ending = group.see_through(&context, &self.limits).await;
         let captured = pipes.finish(self.limits.drain).await;
         if captured.left_open {

@@ -1,6 +1,7 @@
 //! What a program writes: read as long as it runs, kept within bounds, made into text that every database and JSON can hold.
 
 use shardcron_domain::limits::OUTPUT_BYTES;
+use shardcron_sdk::Effects;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -133,13 +134,14 @@ pub(crate) struct Pipes {
 
 impl Pipes {
     /// Begins to read, so that the program never waits for a full pipe.
-    pub(crate) fn read(child: &mut Child) -> Self {
+    /// What the program writes is its progress.
+    pub(crate) fn read(child: &mut Child, effects: &Arc<dyn Effects>) -> Self {
         let mut pipes = Pipes { readers: JoinSet::new(), stdout: Arc::default(), stderr: Arc::default() };
         if let Some(stream) = child.stdout.take() {
-            pipes.readers.spawn(copy(stream, pipes.stdout.clone()));
+            pipes.readers.spawn(copy(stream, pipes.stdout.clone(), effects.clone()));
         }
         if let Some(stream) = child.stderr.take() {
-            pipes.readers.spawn(copy(stream, pipes.stderr.clone()));
+            pipes.readers.spawn(copy(stream, pipes.stderr.clone(), effects.clone()));
         }
         pipes
     }
@@ -154,12 +156,15 @@ impl Pipes {
     }
 }
 
-async fn copy(mut stream: impl AsyncRead + Unpin, kept: Arc<Mutex<Kept>>) {
+async fn copy(mut stream: impl AsyncRead + Unpin, kept: Arc<Mutex<Kept>>, effects: Arc<dyn Effects>) {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         match stream.read(&mut buffer).await {
             Ok(0) | Err(_) => return,
-            Ok(length) => kept.lock().unwrap_or_else(PoisonError::into_inner).push(&buffer[..length]),
+            Ok(length) => {
+                effects.progress();
+                kept.lock().unwrap_or_else(PoisonError::into_inner).push(&buffer[..length]);
+            }
         }
     }
 }

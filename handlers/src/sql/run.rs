@@ -84,6 +84,11 @@ enum Step {
 
 #[async_trait]
 impl ShardHandler for SqlHandler {
+    /// Effects, checkpoint and result are one transaction that checks the attempt under a row lock.
+    fn effects_are_fenced(&self) -> bool {
+        true
+    }
+
     async fn run(&self, context: ShardContext) -> Result<ShardOutput, ShardError> {
         let rows = match (self.chunk, &context.slice) {
             (Some(size), &ShardSlice::Range { from, to }) => self.run_chunks(&context, (from, to), size).await?,
@@ -152,6 +157,7 @@ impl SqlHandler {
                 return Ok(rows);
             }
             at = Some(Checkpoint::Number(end));
+            context.progress();
         }
     }
 

@@ -102,8 +102,8 @@ impl Broker for SimBroker {
         Err(BrokerError::Refused("in a simulation, the world sends triggers".into()))
     }
 
-    async fn put_dead(&self, _payload: &[u8], _reason: &str) -> Answer<()> {
-        self.call("put_dead", || ()).await
+    async fn put_dead(&self, _payload: &[u8], _reason: &str) -> Answer<KeptIn> {
+        self.call("put_dead", || KeptIn::Queue).await
     }
 
     fn state(&self) -> watch::Receiver<BrokerState> {

@@ -10,7 +10,7 @@ use shardcron_domain::invariants::Tally;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::recovery::Reclaim;
 use shardcron_domain::shard::{Checkpoint, Rejection};
-use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, execution};
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, ShardRef, execution};
 use shardcron_store::ledger::{PollCursor, Verdicts};
 use shardcron_store::*;
 use std::fmt::Debug;
@@ -254,8 +254,34 @@ impl Ledger for SimLedger {
         let effect = move |world: &World, epoch| world.real(world.sql().mark_dispatched(epoch, &firsts, &again));
         self.lead("mark_dispatched", epoch, effect).await
     }
-    async fn redispatch_due(&self, now_ms: i64, limit: usize) -> Result<Vec<Redispatch>> {
-        read!(self.redispatch_due(now_ms, limit))
+    async fn leave_to_pollers(
+        &self,
+        epoch: Epoch,
+        firsts: &[(ExecutionId, u32)],
+        again: &[AttemptRef],
+        now_ms: i64,
+    ) -> Result<()> {
+        let (firsts, again) = (firsts.to_vec(), again.to_vec());
+        let effect =
+            move |world: &World, epoch| world.real(world.sql().leave_to_pollers(epoch, &firsts, &again, now_ms));
+        self.lead("leave_to_pollers", epoch, effect).await
+    }
+    async fn polling(&self) -> Result<Option<Polling>> {
+        read!(self.polling())
+    }
+    async fn end_polling(&self, epoch: Epoch, seen: &Polling) -> Result<bool> {
+        let seen = *seen;
+        let effect = move |world: &World, epoch| world.real(world.sql().end_polling(epoch, &seen));
+        self.lead("end_polling", epoch, effect).await
+    }
+    async fn handed_out(&self, after: Option<ShardRef>, now_ms: i64, limit: usize) -> Result<Vec<Redispatch>> {
+        read!(self.handed_out(after, now_ms, limit))
+    }
+    async fn outstanding(&self, tier: &str) -> Result<u32> {
+        read!(self.outstanding(tier))
+    }
+    async fn redispatch_due(&self, now_ms: i64, without: &[String], limit: usize) -> Result<Vec<Redispatch>> {
+        read!(self.redispatch_due(now_ms, without, limit))
     }
     async fn stranded(&self, execution: ExecutionId, from: u32, now_ms: i64, limit: usize) -> Result<Vec<AttemptRef>> {
         read!(self.stranded(execution, from, now_ms, limit))
@@ -275,6 +301,14 @@ impl Ledger for SimLedger {
             told(world, answer, |v| world.oracle(|o| o.claimed((life, owner), &attempts, v, (now_ms, world.now_ms()))))
         };
         self.write("claim", effect).await
+    }
+    async fn take_over(&self, owner: Incarnation, wanted: &[TakeOver], now_ms: i64) -> Result<Verdicts<TakenOver>> {
+        let (wanted, life) = (wanted.to_vec(), self.0.id);
+        let effect = move |world: &World| {
+            let answer = world.real(world.sql().take_over(owner, &wanted, now_ms));
+            told(world, answer, |v| world.oracle(|o| o.taken_over((life, owner), &wanted, v, (now_ms, world.now_ms()))))
+        };
+        self.write("take_over", effect).await
     }
     async fn record(&self, owner: Incarnation, ends: &[Ended], now_ms: i64) -> Result<Verdicts<Recorded>> {
         let ends = ends.to_vec();
@@ -356,6 +390,9 @@ impl Ledger for SimLedger {
         read!(self.dead(limit))
     }
 
+    async fn prune(&self, before: &PruneBefore, cursor: &mut PruneCursor) -> Result<Pruned> {
+        read!(self.prune(before, cursor))
+    }
     async fn overview(&self) -> Result<Overview> {
         read!(self.overview())
     }

@@ -8,7 +8,7 @@ use shardcron_domain::invariants::{self, InvariantId, Violation};
 use shardcron_domain::job::{OverlapPolicy, RetryPolicy};
 use shardcron_domain::shard::{self, Checkpoint, Effect, Event, Phase, Rejection, Shard, apply};
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, execution};
-use shardcron_store::{AttemptOutcome, Ended, FireAction, FireIntent, FireOutcome, Recorded};
+use shardcron_store::{AttemptOutcome, Ended, FireAction, FireIntent, FireOutcome, Recorded, TakeOver, TakenOver};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -166,7 +166,7 @@ impl Oracle {
                 (FireOutcome::Waiting { .. }, _) => {
                     self.keys.insert(key, None);
                 }
-                (FireOutcome::Stale | FireOutcome::NotYet, _) => continue,
+                (FireOutcome::Stale | FireOutcome::Busy | FireOutcome::NotYet, _) => continue,
                 (FireOutcome::Fired(id), FireAction::Record { .. } | FireAction::Hold { .. }) => {
                     return Err(Broken::Rules(format!("{id} was made although it was not to be")));
                 }
@@ -293,6 +293,37 @@ impl Oracle {
             let event = Event::Reclaim { attempt: at.attempt, owner: reclaim.owner, reason: reclaim.reason };
             self.step(at, &event, (policy, now_ms), (verdict.as_ref().map(|_| ()), false))?;
             self.same_phase(at, verdict.as_ref().ok())?;
+        }
+        Ok(())
+    }
+
+    /// What a refused take-over meant depends on the message's past, which the ledger alone knows; what an accepted one did does not.
+    pub(crate) fn taken_over(
+        &mut self,
+        (life, by): (LifeId, Incarnation),
+        wanted: &[TakeOver],
+        verdicts: &[Result<TakenOver, Rejection>],
+        (now_ms, true_ms): (i64, i64),
+    ) -> Checked {
+        self.owners.insert(life, by);
+        for (entry, verdict) in wanted.iter().zip(verdicts) {
+            let (at, Ok(taken)) = (entry.message, verdict) else { continue };
+            let Some(shard) = self.row(at).map(|row| row.shard.clone()) else { continue };
+            let known = match taken {
+                TakenOver::Running { attempt, .. } => shard.owner == Some(by) && shard.attempt == attempt.attempt,
+                TakenOver::Ended(_) => false,
+            };
+            let owner = shard.owner.unwrap_or(by);
+            let event = Event::TakeOver { attempt: shard.attempt, owner, by, reason: entry.reason };
+            self.step(at, &event, (&entry.retry, now_ms), (Ok(()), known))?;
+            match taken {
+                TakenOver::Ended(recorded) => self.same_phase(at, Some(recorded))?,
+                TakenOver::Running { .. } => {
+                    if let (false, Some(row)) = (known, self.row_mut(at)) {
+                        row.claimed_ms = true_ms;
+                    }
+                }
+            }
         }
         Ok(())
     }

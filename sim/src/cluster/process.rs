@@ -7,6 +7,7 @@ use super::ledger::SimLedger;
 use super::life::{Life, LifeId};
 use super::stores::SimLive;
 use shardcron_actors::guardian::OnFatal;
+use shardcron_actors::ledger_time::LedgerTime;
 use shardcron_actors::modes::Modes;
 use shardcron_actors::{Io, Ports, Scheduler, SchedulerOptions, TierOptions, Worker, WorkerEnd, WorkerOptions};
 use shardcron_broker::BrokerState;
@@ -71,7 +72,9 @@ fn ports(life: &Life, state: watch::Receiver<BrokerState>) -> Ports {
         modes: Modes::default(),
         clock: Arc::new(life.clone()),
         entropy: Arc::new(life.clone()),
+        ledger_time: LedgerTime::default(),
         io: Io::here(),
+        handlers: Io::here(),
     }
 }
 
@@ -126,6 +129,6 @@ async fn worker(life: &Life, ports: Ports, end: CancellationToken) {
         biased;
         // A fenced incarnation is followed by another one; here, by another process.
         WorkerEnd::Fenced = worker.ended() => worker.discard().await,
-        () = end.cancelled() => worker.drain(ms(5_000)).await,
+        () = end.cancelled() => worker.drain(ms(5_000), CancellationToken::new()).await,
     }
 }

@@ -384,7 +384,13 @@ fn plan(state: &State, after_ms: i64) -> Vec<Taken> {
     let liveness: BTreeMap<Incarnation, Liveness> = running.iter().map(judge).collect();
     let shards: Vec<RunningShard> = running
         .iter()
-        .map(|(m, owner)| RunningShard { attempt: attempt_ref(*m), owner: *owner, timeout_ms: Some(TIMEOUT_MS) })
+        .map(|(m, owner)| RunningShard {
+            attempt: attempt_ref(*m),
+            owner: *owner,
+            timeout_ms: Some(TIMEOUT_MS),
+            stall_ms: None,
+            progress: 0,
+        })
         .collect();
     let mut seen = FirstSeen::default();
     if after_ms > 0 {

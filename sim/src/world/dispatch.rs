@@ -292,7 +292,13 @@ impl World {
         supervisor.observer.retain(&owners.into_iter().collect::<Vec<_>>());
         let shards: Vec<RunningShard> = running
             .iter()
-            .map(|r| RunningShard { attempt: r.attempt, owner: r.owner, timeout_ms: r.timeout_ms })
+            .map(|r| RunningShard {
+                attempt: r.attempt,
+                owner: r.owner,
+                timeout_ms: r.timeout_ms,
+                stall_ms: None,
+                progress: 0,
+            })
             .collect();
         let plan = recovery::reconcile(&shards, &liveness, &mut supervisor.seen, now);
         if !plan.is_empty() && self.may_act(s) == Some(epoch) {

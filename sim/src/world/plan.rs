@@ -152,6 +152,8 @@ impl Job {
             handler: HandlerSpec::Rust { name: "sim".into() },
             tier: "core".into(),
             timeout: if dice.percent(80) { Timeout::After(seconds(dice, 10, 30)) } else { Timeout::Never },
+            stall_timeout: None,
+            takeover: shardcron_domain::job::Takeover::Lease,
             retry,
             overlap: if dice.percent(70) { OverlapPolicy::Skip } else { OverlapPolicy::Allow },
             misfire,

@@ -2,7 +2,7 @@
 
 use super::files::{self, Found};
 use super::validate::{hints_of, print as print_hints};
-use super::{diff, plural};
+use super::{diff, plural, unserved};
 use crate::commands::{Misuse, connect_migrated, connect_to_look, now_ms, who};
 use crate::config::Config;
 use crate::output::{Out, instant, line, table};
@@ -76,6 +76,7 @@ pub async fn run(args: ApplyArgs, config: &Config, out: Out) -> Result<ExitCode>
         // As the ledger has them: a changed job may owe an instant that is due.
         next_of = ledger.jobs().await?.into_iter().map(|job| (job.name, job.next_fire_ms)).collect();
     }
+    unserved::warn(&wired, planned.iter().map(|job| &job.spec), config.worker.lost_after.as_ms()).await;
     let mut values: Vec<Value> = planned.iter().map(|job| value(job, args.dry_run)).collect();
     values.extend(delete.iter().map(
         |(name, version)| json!({ "name": name, "version": version, "outcome": "deleted", "dry_run": args.dry_run }),

@@ -40,6 +40,14 @@ impl Dialect {
         }
     }
 
+    /// The same, but leaves out what somebody else has locked.
+    pub(crate) fn for_update_skipping(self) -> &'static str {
+        match self {
+            Dialect::MySql => " FOR UPDATE SKIP LOCKED",
+            Dialect::Sqlite => "",
+        }
+    }
+
     /// Locks the rows read against writers. The older form, which MariaDB shares.
     pub(crate) fn for_share(self) -> &'static str {
         match self {

@@ -78,6 +78,7 @@ pub fn beat(who: Incarnation, running: u32) -> WorkerBeat {
         running,
         draining: false,
         modes: vec!["redis_away".into()],
+        progress: Vec::new(),
     }
 }
 

@@ -84,6 +84,7 @@ pub fn new_execution(shards: u32, overlap: OverlapPolicy) -> NewExecution {
         params: Params::new(),
         tier: "core".into(),
         timeout_ms: Some(1_800_000),
+        stall_ms: Some(60_000),
         overlap,
     }
 }

@@ -1,22 +1,18 @@
-//! Handing shards out: the outbox, and what pollers and the dispatcher read of it.
+//! Handing shards out: the outbox, and what the dispatcher reads of it.
 
 use super::fire::push_shards;
 use super::leader::check_fence;
 use super::rows::execution_phase;
-use crate::ledger::PollCursor;
 use crate::rows::{ActiveExecution, ExecutionHead, Redispatch};
 use crate::sql::SqlLedger;
 use crate::sql::bulk::Bulk;
 use crate::sql::fault::{Fault, Outcome};
-use crate::sql::value::{Row, hex, id_list};
+use crate::sql::value::{Row, Value, hex, id_list};
 use shardcron_domain::limits::SHARD_ROWS_PER_WRITE;
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, JobId};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Shard rows that one look of a poller passes over at most. Without it, each look at an execution of a million shards whose last
-/// one still runs would read the million.
-const POLL_ROWS: u32 = 20_000;
 /// Rows of one materializing transaction: few enough that a firing never waits long for the leader's row.
 const MATERIALIZE_ROWS: u32 = SHARD_ROWS_PER_WRITE * 5;
 
@@ -70,14 +66,20 @@ impl SqlLedger {
         Ok((end, end < goal))
     }
 
+    /// `left_ms`: no message was sent, so the same transaction tells the pollers to look.
     pub(super) async fn write_dispatched(
         &self,
         epoch: Epoch,
         firsts: &[(ExecutionId, u32)],
         again: &[AttemptRef],
+        left_ms: Option<i64>,
     ) -> Outcome<()> {
         let mut tx = self.db.begin().await?;
         check_fence(&mut tx, epoch).await?;
+        if let Some(now_ms) = left_ms {
+            let set = format!("since_ms = COALESCE(since_ms, {now_ms}), marks = marks + 1");
+            tx.raw(&format!("UPDATE polling SET {set} WHERE id = 1")).await?;
+        }
         let greatest = tx.dialect().greatest();
         let mut sorted = again.to_vec();
         sorted.sort_unstable();
@@ -115,11 +117,25 @@ impl SqlLedger {
         tx.commit().await
     }
 
-    pub(super) async fn read_redispatch(&self, now_ms: i64, limit: usize) -> Outcome<Vec<Redispatch>> {
-        let sql = "SELECT r.execution_id, r.shard_index, r.attempt, e.tier FROM redispatch r \
-                   JOIN executions e ON e.id = r.execution_id \
-                   WHERE r.not_before_ms <= ? ORDER BY r.not_before_ms LIMIT ?";
-        let rows = self.db.rows(sql, &[now_ms.into(), limit.into()]).await?;
+    pub(super) async fn read_redispatch(
+        &self,
+        now_ms: i64,
+        without: &[String],
+        limit: usize,
+    ) -> Outcome<Vec<Redispatch>> {
+        let others = match without.len() {
+            0 => String::new(),
+            n => format!("AND e.tier NOT IN ({}) ", vec!["?"; n].join(", ")),
+        };
+        let sql = format!(
+            "SELECT r.execution_id, r.shard_index, r.attempt, e.tier FROM redispatch r \
+             JOIN executions e ON e.id = r.execution_id \
+             WHERE r.not_before_ms <= ? {others}ORDER BY r.not_before_ms LIMIT ?"
+        );
+        let mut args: Vec<Value> = vec![now_ms.into()];
+        args.extend(without.iter().map(|tier| tier.as_str().into()));
+        args.push(limit.into());
+        let rows = self.db.rows(&sql, &args).await?;
         rows.iter()
             .map(|row| {
                 let execution = row.id(0, ExecutionId::from_slice)?;
@@ -127,70 +143,6 @@ impl SqlLedger {
                 Ok(Redispatch { attempt, tier: row.text(3)? })
             })
             .collect()
-    }
-
-    /// Pending shards of `from..upto` that are due and have been handed out: a first attempt below the watermark, a later one
-    /// without a row in `redispatch`.
-    pub(super) async fn read_handed_out(
-        &self,
-        execution: ExecutionId,
-        (from, upto): (u32, u32),
-        now_ms: i64,
-        limit: usize,
-    ) -> Outcome<Vec<AttemptRef>> {
-        let sql = "SELECT s.shard_index, s.attempt FROM executions e \
-                   JOIN shards s ON s.execution_id = e.id \
-                   LEFT JOIN redispatch r ON r.execution_id = s.execution_id AND r.shard_index = s.shard_index \
-                   WHERE e.id = ? AND s.execution_id = ? AND s.shard_index >= ? AND s.shard_index < ? \
-                   AND s.state = 0 AND s.not_before_ms <= ? \
-                   AND (s.attempt > 1 OR s.shard_index < e.dispatched) AND r.execution_id IS NULL \
-                   ORDER BY s.shard_index LIMIT ?";
-        let id = execution.as_bytes();
-        let args = [id.into(), id.into(), from.into(), upto.into(), now_ms.into(), limit.into()];
-        let rows = self.db.rows(sql, &args).await?;
-        rows.iter().map(|row| Ok(AttemptRef { execution, index: row.count(0)?, attempt: row.count(1)? })).collect()
-    }
-
-    pub(super) async fn read_claimable(
-        &self,
-        tier: &str,
-        cursor: PollCursor,
-        now_ms: i64,
-        limit: usize,
-    ) -> Outcome<(Vec<AttemptRef>, PollCursor)> {
-        let sql = "SELECT id, materialized FROM executions WHERE state = 0 AND tier = ? ORDER BY id";
-        let mut round = Vec::new();
-        for row in self.db.rows(sql, &[tier.into()]).await? {
-            round.push((row.id(0, ExecutionId::from_slice)?, row.count(1)?));
-        }
-        let start = round.iter().position(|(id, _)| cursor.execution.is_none_or(|at| *id >= at)).unwrap_or(0);
-        let resumes = round.get(start).is_some_and(|(id, _)| Some(*id) == cursor.execution);
-        round.rotate_left(start);
-        // The first one's shards before the cursor come last, so that one look is one whole round.
-        let mut legs: Vec<(ExecutionId, u32, u32)> = round.iter().map(|(id, rows)| (*id, 0, *rows)).collect();
-        if resumes && let Some(first) = legs.first_mut() {
-            let (id, at, rows) = (first.0, cursor.index.min(first.2), first.2);
-            *first = (id, at, rows);
-            legs.push((id, 0, at));
-        }
-        let (mut found, mut budget, mut moved) = (Vec::new(), POLL_ROWS, cursor);
-        for (id, mut from, end) in legs {
-            while from < end && budget > 0 && found.len() < limit {
-                let upto = end.min(from.saturating_add(budget));
-                let left = limit - found.len();
-                let some = self.read_handed_out(id, (from, upto), now_ms, left).await?;
-                let filled = some.len() == left;
-                let reached = some.last().filter(|_| filled).map_or(upto, |last| last.index + 1);
-                budget -= (reached - from).min(budget);
-                from = reached;
-                found.extend(some);
-                moved = PollCursor { execution: Some(id), index: from };
-            }
-            if budget == 0 || found.len() >= limit {
-                break;
-            }
-        }
-        Ok((found, moved))
     }
 
     pub(super) async fn read_heads(&self, executions: &[ExecutionId]) -> Outcome<Vec<ExecutionHead>> {

@@ -60,7 +60,7 @@ impl Writes {
         Writes {
             executions: Bulk::new(
                 "INSERT INTO executions (id, job_id, version, fire_key, state, tier, nominal_ms, fired_ms, epoch, timeout_ms, \
-                 plan, params, shards_total, materialized) VALUES ",
+                 plan, params, shards_total, materialized, stall_ms) VALUES ",
                 "",
             ),
             shards: Bulk::new("INSERT INTO shards (execution_id, shard_index) VALUES ", ""),
@@ -181,6 +181,9 @@ fn settle(
     let Some(job) = state.jobs.get(&intent.job).filter(|job| job.version == intent.version) else {
         return Ok(FireOutcome::Stale);
     };
+    if job.held {
+        return Ok(FireOutcome::Busy);
+    }
     if let Some(next) = intent.next_fire_ms {
         writes.next.insert(intent.job, next);
     }
@@ -331,6 +334,7 @@ fn write_execution(
             serde_json::to_string(&new.params).map_err(json)?.into(),
             total.into(),
             first.into(),
+            new.stall_ms.into(),
         ],
     );
     push_shards(&mut writes.shards, new.id, 0..first);

@@ -33,6 +33,8 @@ pub(super) struct JobState {
     pub(super) queued: usize,
     /// Jobs that follow it.
     pub(super) downstream: Vec<JobId>,
+    /// Somebody else holds its row; nothing may be decided.
+    pub(super) held: bool,
 }
 
 /// All of the batch.
@@ -90,16 +92,25 @@ impl JobState {
     }
 }
 
-/// Locks the batch's jobs in the order of their ids and reads what the decisions need, in few statements.
+/// Locks the batch's jobs in the order of their ids and reads what the decisions need, in few statements. Whose row is locked by
+/// somebody else is left out: one job that is held must not make all others late (case D-09).
 pub(super) async fn read_state(tx: &mut Tx, intents: &[FireIntent]) -> Outcome<State> {
     let ids: BTreeSet<i64> = intents.iter().map(|i| i.job.0).collect();
     let list = number_list(&ids);
-    let lock = tx.dialect().for_update();
+    let lock = tx.dialect().for_update_skipping();
     let mut jobs: HashMap<JobId, JobState> = HashMap::new();
     let sql = format!("SELECT id, version, paused_by FROM jobs WHERE id IN ({list}) AND {LIVING} ORDER BY id{lock}");
     for row in tx.raw_rows(&sql).await? {
         let state = JobState { version: row.count(1)?, paused_by: row.opt_text(2)?, ..JobState::default() };
         jobs.insert(JobId(row.int(0)?), state);
+    }
+    if jobs.len() < ids.len() {
+        let missing = number_list(ids.iter().filter(|id| !jobs.contains_key(&JobId(**id))));
+        let sql = format!("SELECT id, version FROM jobs WHERE id IN ({missing}) AND {LIVING}");
+        for row in tx.raw_rows(&sql).await? {
+            let state = JobState { version: row.count(1)?, held: true, ..JobState::default() };
+            jobs.insert(JobId(row.int(0)?), state);
+        }
     }
     let sql = format!("SELECT job_id, id FROM executions WHERE state = 0 AND job_id IN ({list}) ORDER BY id");
     for row in tx.raw_rows(&sql).await? {

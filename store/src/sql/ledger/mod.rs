@@ -12,11 +12,14 @@ mod follow;
 mod jobs;
 mod leader;
 mod look;
+mod polling;
+mod prune;
 mod record;
 mod rows;
 mod scopes;
 mod step;
 mod supervise;
+mod takeover;
 mod triggers;
 mod waiting;
 
@@ -33,7 +36,7 @@ use shardcron_domain::invariants::Tally;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::recovery::Reclaim;
 use shardcron_domain::shard::{Checkpoint, Rejection};
-use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, execution};
+use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, ShardRef, execution};
 
 #[async_trait]
 impl Ledger for SqlLedger {
@@ -136,11 +139,37 @@ impl Ledger for SqlLedger {
         if firsts.is_empty() && again.is_empty() {
             return Ok(());
         }
-        with_retries!(self.write_dispatched(epoch, firsts, again))
+        with_retries!(self.write_dispatched(epoch, firsts, again, None))
     }
 
-    async fn redispatch_due(&self, now_ms: i64, limit: usize) -> Result<Vec<Redispatch>> {
-        with_retries!(self.read_redispatch(now_ms, limit))
+    async fn leave_to_pollers(
+        &self,
+        epoch: Epoch,
+        firsts: &[(ExecutionId, u32)],
+        again: &[AttemptRef],
+        now_ms: i64,
+    ) -> Result<()> {
+        with_retries!(self.write_dispatched(epoch, firsts, again, Some(now_ms)))
+    }
+
+    async fn polling(&self) -> Result<Option<Polling>> {
+        with_retries!(self.read_polling())
+    }
+
+    async fn end_polling(&self, epoch: Epoch, seen: &Polling) -> Result<bool> {
+        with_retries!(self.write_polling_ended(epoch, seen))
+    }
+
+    async fn handed_out(&self, after: Option<ShardRef>, now_ms: i64, limit: usize) -> Result<Vec<Redispatch>> {
+        with_retries!(self.read_all_handed_out(after, now_ms, limit))
+    }
+
+    async fn outstanding(&self, tier: &str) -> Result<u32> {
+        with_retries!(self.read_outstanding(tier))
+    }
+
+    async fn redispatch_due(&self, now_ms: i64, without: &[String], limit: usize) -> Result<Vec<Redispatch>> {
+        with_retries!(self.read_redispatch(now_ms, without, limit))
     }
 
     async fn stranded(&self, execution: ExecutionId, from: u32, now_ms: i64, limit: usize) -> Result<Vec<AttemptRef>> {
@@ -160,6 +189,13 @@ impl Ledger for SqlLedger {
             return Ok(Vec::new());
         }
         with_retries!(self.write_claims(owner, attempts, now_ms))
+    }
+
+    async fn take_over(&self, owner: Incarnation, wanted: &[TakeOver], now_ms: i64) -> Result<Verdicts<TakenOver>> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        with_retries!(self.write_take_overs(owner, wanted, now_ms))
     }
 
     async fn record(&self, owner: Incarnation, ends: &[Ended], now_ms: i64) -> Result<Verdicts<Recorded>> {
@@ -243,6 +279,12 @@ impl Ledger for SqlLedger {
 
     async fn dead(&self, limit: usize) -> Result<Vec<DeadRow>> {
         with_retries!(self.read_dead(limit))
+    }
+
+    async fn prune(&self, before: &PruneBefore, cursor: &mut PruneCursor) -> Result<Pruned> {
+        let (pruned, moved): (Pruned, PruneCursor) = with_retries!(self.prune_some(before, *cursor))?;
+        *cursor = moved;
+        Ok(pruned)
     }
 
     async fn overview(&self) -> Result<Overview> {

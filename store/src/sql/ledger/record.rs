@@ -34,14 +34,28 @@ pub(super) struct Change<'a> {
 #[derive(Clone, Copy)]
 pub(super) enum To {
     Success,
-    Failed { failures: u32 },
-    Pending { failures: u32, not_before_ms: i64 },
+    Failed {
+        failures: u32,
+    },
+    Pending {
+        failures: u32,
+        not_before_ms: i64,
+    },
+    /// Running on, at another owner and under the next attempt.
+    Running {
+        failures: u32,
+        by: Incarnation,
+    },
 }
 
 impl To {
     /// From what the domain made of the shard.
     pub(super) fn from_step(next: &Shard, effect: Option<Effect>) -> Outcome<Self> {
         match (next.phase, effect) {
+            (Phase::Running, None) => match next.owner {
+                Some(by) => Ok(To::Running { failures: next.failures, by }),
+                None => Err(Fault::corrupt("a shard runs without an owner".into())),
+            },
             (Phase::Success, _) => Ok(To::Success),
             (Phase::Failed, _) => Ok(To::Failed { failures: next.failures }),
             (Phase::Pending, Some(Effect::Redispatch { not_before_ms })) => {
@@ -56,6 +70,7 @@ impl To {
             To::Success => Phase::Success,
             To::Failed { .. } => Phase::Failed,
             To::Pending { .. } => Phase::Pending,
+            To::Running { .. } => Phase::Running,
         }
     }
 }
@@ -81,6 +96,7 @@ pub(super) fn change_of(end: &Ended, owner: Incarnation, to: To) -> Change<'_> {
     let (outcome, rows, message) = match &end.outcome {
         AttemptOutcome::Success { rows, summary } => ("success", *rows, summary.as_deref()),
         AttemptOutcome::Failure { class: FailureClass::Timeout, message } => ("timeout", None, Some(message.as_str())),
+        AttemptOutcome::Failure { class: FailureClass::Stalled, message } => ("stalled", None, Some(message.as_str())),
         AttemptOutcome::Failure { message, .. } => ("failed", None, Some(message.as_str())),
         AttemptOutcome::HandBack => ("handed_back", None, None),
     };
@@ -143,7 +159,7 @@ pub(super) async fn write_changes(tx: &mut Tx, changes: &[Change<'_>], now_ms: i
         return Ok(Vec::new());
     }
     let settled = settled(changes);
-    let mut statements = shard_updates(changes);
+    let mut statements = shard_updates(changes, now_ms);
     let guarded = statements.len();
     statements.extend(traces(tx.dialect(), changes, now_ms));
     statements.extend(counter_writes(&settled, now_ms));
@@ -170,7 +186,7 @@ pub(super) async fn write_changes(tx: &mut Tx, changes: &[Change<'_>], now_ms: i
             phase: change.to.phase(),
             redispatch_at_ms: match change.to {
                 To::Pending { not_before_ms, .. } => Some(not_before_ms),
-                To::Success | To::Failed { .. } => None,
+                To::Success | To::Failed { .. } | To::Running { .. } => None,
             },
             // Said once, with the shard that was the last.
             execution_ended: ended
@@ -183,16 +199,17 @@ pub(super) async fn write_changes(tx: &mut Tx, changes: &[Change<'_>], now_ms: i
 
 /// Guarded updates, in the primary key's order: one for each (attempt, owner, next state) and set of shards, over all executions
 /// of which these are the shards that end. With many small executions that is one for the whole batch.
-fn shard_updates(changes: &[Change<'_>]) -> Vec<String> {
-    type Kind = (u32, Incarnation, i64, Option<u32>);
+fn shard_updates(changes: &[Change<'_>], now_ms: i64) -> Vec<String> {
+    type Kind = (u32, Incarnation, i64, Option<u32>, Option<Incarnation>);
     let mut groups: BTreeMap<(ExecutionId, Kind), BTreeMap<u32, i64>> = BTreeMap::new();
     for Change { at, owner, to, .. } in changes {
-        let (failures, not_before_ms) = match to {
-            To::Success => (None, 0),
-            To::Failed { failures } => (Some(*failures), 0),
-            To::Pending { failures, not_before_ms } => (Some(*failures), *not_before_ms),
+        let (failures, not_before_ms, by) = match to {
+            To::Success => (None, 0, None),
+            To::Failed { failures } => (Some(*failures), 0, None),
+            To::Pending { failures, not_before_ms } => (Some(*failures), *not_before_ms, None),
+            To::Running { failures, by } => (Some(*failures), 0, Some(*by)),
         };
-        let kind = (at.attempt, *owner, to.phase().code(), failures);
+        let kind = (at.attempt, *owner, to.phase().code(), failures, by);
         groups.entry((at.execution, kind)).or_default().insert(at.index, not_before_ms);
     }
     let mut alike: BTreeMap<(Kind, BTreeMap<u32, i64>), Vec<ExecutionId>> = BTreeMap::new();
@@ -200,8 +217,14 @@ fn shard_updates(changes: &[Change<'_>]) -> Vec<String> {
         alike.entry((kind, rows)).or_default().push(execution);
     }
     let mut updates = Vec::with_capacity(alike.len());
-    for (((attempt, owner, state, failures), rows), executions) in &alike {
-        let mut set = format!("state = {state}, owner = NULL");
+    for (((attempt, owner, state, failures, by), rows), executions) in &alike {
+        let mut set = match by {
+            Some(by) => {
+                let next = attempt.saturating_add(1);
+                format!("state = {state}, owner = {}, attempt = {next}, claimed_ms = {now_ms}", hex(by.as_bytes()))
+            }
+            None => format!("state = {state}, owner = NULL"),
+        };
         if let Some(failures) = failures {
             // Writing to a String can't fail.
             let _ = write!(set, ", failures = {failures}");
@@ -271,12 +294,16 @@ fn traces(dialect: Dialect, changes: &[Change<'_>], now_ms: i64) -> Vec<String> 
         let (outcome, owner) = (change.outcome.into(), owner.as_bytes().into());
         let row = [execution(), at.index.into(), at.attempt.into(), outcome, owner, started, ended, message.into()];
         history.push_row(dialect, &row);
-        if let To::Pending { not_before_ms, .. } = change.to {
-            let next = at.attempt.saturating_add(1);
-            again.push_row(dialect, &[execution(), at.index.into(), next.into(), not_before_ms.into()]);
-        } else {
-            let row = ["shard".into(), now_ms.into(), reason.into(), execution(), at.index.into(), Value::Null];
-            dead.push_row(dialect, &row);
+        match change.to {
+            To::Pending { not_before_ms, .. } => {
+                let next = at.attempt.saturating_add(1);
+                again.push_row(dialect, &[execution(), at.index.into(), next.into(), not_before_ms.into()]);
+            }
+            To::Failed { .. } => {
+                let row = ["shard".into(), now_ms.into(), reason.into(), execution(), at.index.into(), Value::Null];
+                dead.push_row(dialect, &row);
+            }
+            To::Running { .. } | To::Success => {}
         }
     }
     [results, history, again, dead].into_iter().flat_map(Bulk::into_statements).collect()
@@ -299,7 +326,7 @@ fn settled(changes: &[Change<'_>]) -> Settled {
         match change.to {
             To::Success => settled.entry(change.at.execution).or_default().0 += 1,
             To::Failed { .. } => settled.entry(change.at.execution).or_default().1 += 1,
-            To::Pending { .. } => {}
+            To::Pending { .. } | To::Running { .. } => {}
         }
     }
     settled

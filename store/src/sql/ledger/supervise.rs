@@ -12,7 +12,7 @@ use crate::sql::value::hex;
 use shardcron_domain::execution::{self, Execution};
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::recovery::Reclaim;
-use shardcron_domain::shard::{Event, ReclaimReason, Rejection, apply};
+use shardcron_domain::shard::{Event, Rejection, apply};
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation};
 
 /// Every id of an owner is at least this: a range on the index of owners, which holds running shards only.
@@ -21,7 +21,7 @@ pub(super) const ANY_OWNER: &str = "x'00000000000000000000000000000000'";
 impl SqlLedger {
     pub(super) async fn read_running(&self, limit: usize) -> Outcome<Vec<RunningRow>> {
         let sql = format!(
-            "SELECT s.execution_id, s.shard_index, s.attempt, s.owner, s.claimed_ms, e.timeout_ms, s.rows_done, s.progress \
+            "SELECT s.execution_id, s.shard_index, s.attempt, s.owner, s.claimed_ms, e.timeout_ms, s.rows_done, s.progress, e.stall_ms \
              FROM shards s JOIN executions e ON e.id = s.execution_id WHERE s.owner >= {ANY_OWNER} LIMIT {limit}"
         );
         let rows = self.db.raw_rows(&sql).await?;
@@ -34,6 +34,7 @@ impl SqlLedger {
                     claimed_ms: row.int(4)?,
                     timeout_ms: row.opt_int(5)?,
                     rows_done: unsigned(row.int(6)?),
+                    stall_ms: row.opt_int(8)?,
                     checkpoint: row.opt_text(7)?.map(|text| checkpoint_from(&text)).transpose()?,
                 })
             })
@@ -64,10 +65,7 @@ impl SqlLedger {
                         at: *attempt,
                         owner: *owner,
                         to: To::from_step(&next, effect)?,
-                        outcome: match reason {
-                            ReclaimReason::WorkerLost => "worker_lost",
-                            ReclaimReason::Hung => "hung",
-                        },
+                        outcome: reason.word(),
                         started_ms: held.claimed_ms,
                         ended_ms: now_ms,
                         rows: None,

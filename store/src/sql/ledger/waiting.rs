@@ -8,6 +8,7 @@ use crate::sql::SqlLedger;
 use crate::sql::bulk::{Bulk, kept};
 use crate::sql::fault::{Fault, Outcome};
 use crate::sql::value::Value;
+use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::limits::BACKFILL_INSTANTS;
 use shardcron_domain::{Epoch, JobId};
 
@@ -114,9 +115,15 @@ impl SqlLedger {
 
     pub(super) async fn read_ran(&self, job: JobId, fire_keys: &[String]) -> Outcome<Vec<String>> {
         let holes = vec!["?"; fire_keys.len()].join(",");
-        let sql = format!("SELECT fire_key FROM executions WHERE job_id = ? AND fire_key IN ({holes})");
-        let args: Vec<Value> =
+        // By the decision, too: retention keeps it for longer than the execution.
+        let sql = format!(
+            "SELECT fire_key FROM executions WHERE job_id = ? AND fire_key IN ({holes}) \
+             UNION SELECT fire_key FROM decisions WHERE job_id = ? AND fire_key IN ({holes}) AND kind = {}",
+            DecisionKind::Fired.code()
+        );
+        let one: Vec<Value> =
             std::iter::once(job.0.into()).chain(fire_keys.iter().map(|key| key.as_str().into())).collect();
+        let args = [one.clone(), one].concat();
         self.db.rows(&sql, &args).await?.iter().map(|row| row.text(0)).collect()
     }
 

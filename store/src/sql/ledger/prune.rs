@@ -1,0 +1,161 @@
+//! Retention: deletes what has ended long enough ago, in bounded statements that stand alone. The rows of an execution go before the
+//! execution itself, so that a pass that is interrupted finds what is left.
+
+use super::rows::{execution_phase, unsigned};
+use crate::rows::{PruneBefore, PruneCursor, Pruned};
+use crate::sql::SqlLedger;
+use crate::sql::dialect::Dialect;
+use crate::sql::fault::Outcome;
+use crate::sql::value::{hex, id_list, number_list};
+use shardcron_domain::ExecutionId;
+use shardcron_domain::execution::Phase;
+use shardcron_domain::firing::DecisionKind;
+use shardcron_domain::limits::PRUNE_ROWS;
+
+/// Executions that one look passes over.
+const LOOK: usize = 2_000;
+/// The tables of an execution's shards, with their keys.
+const PARTS: [(&str, &str); 6] = [
+    ("redispatch", "execution_id, shard_index"),
+    ("watches", "id"),
+    ("cancellations", "execution_id"),
+    ("attempts", "execution_id, shard_index, attempt"),
+    ("results", "execution_id, shard_index"),
+    ("shards", "execution_id, shard_index"),
+];
+
+/// Deletes rows of a table by a condition, as many as one statement may. MySQL's DELETE takes a LIMIT; SQLite's takes a list of keys.
+fn delete_some(dialect: Dialect, table: &str, key: &str, condition: &str) -> String {
+    match dialect {
+        Dialect::MySql => format!("DELETE FROM {table} WHERE {condition} LIMIT {PRUNE_ROWS}"),
+        Dialect::Sqlite => format!(
+            "DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {condition} LIMIT {PRUNE_ROWS})"
+        ),
+    }
+}
+
+/// The smallest id that an execution of this instant can have: ids begin with their milliseconds.
+fn first_id_of(ms: i64) -> ExecutionId {
+    let mut bytes = [0; 16];
+    bytes[..6].copy_from_slice(&ms.max(0).to_be_bytes()[2..]);
+    ExecutionId(uuid::Uuid::from_bytes(bytes))
+}
+
+impl SqlLedger {
+    pub(super) async fn prune_some(&self, before: &PruneBefore, cursor: PruneCursor) -> Outcome<(Pruned, PruneCursor)> {
+        match cursor {
+            PruneCursor::Executions { after } => self.prune_executions(before, after).await,
+            PruneCursor::Decisions { job } => self.prune_decisions(before, job).await,
+            PruneCursor::DeadLetters => self.prune_dead_letters(before).await,
+            PruneCursor::Done => Ok((Pruned::default(), PruneCursor::Done)),
+        }
+    }
+
+    async fn prune_executions(
+        &self,
+        before: &PruneBefore,
+        after: Option<ExecutionId>,
+    ) -> Outcome<(Pruned, PruneCursor)> {
+        let floor = first_id_of(before.success_ms.max(before.failed_ms));
+        let from = after.unwrap_or_else(|| first_id_of(0));
+        let sql = format!(
+            "SELECT id, state, ended_ms, shards_total FROM executions WHERE id > {} AND id < {} ORDER BY id LIMIT {LOOK}",
+            hex(from.as_bytes()),
+            hex(floor.as_bytes())
+        );
+        let rows = self.db.raw_rows(&sql).await?;
+        let (mut batch, mut shards, mut seen, mut all) = (Vec::new(), 0, after, true);
+        for row in &rows {
+            let id = row.id(0, ExecutionId::from_slice)?;
+            let limit = match execution_phase(row.int(1)?)? {
+                Phase::Running => None,
+                Phase::Success => Some(before.success_ms),
+                Phase::Failed | Phase::Cancelled => Some(before.failed_ms),
+            };
+            let old = row.opt_int(2)?.zip(limit).is_some_and(|(ended, limit)| ended < limit);
+            if old {
+                let more = unsigned(row.int(3)?);
+                if !batch.is_empty() && shards + more > PRUNE_ROWS {
+                    all = false;
+                    break;
+                }
+                shards += more;
+                batch.push(id);
+            }
+            seen = Some(id);
+        }
+        let mut pruned = Pruned::default();
+        if !batch.is_empty() {
+            let condition = format!("execution_id IN ({})", id_list(batch.iter().map(ExecutionId::as_bytes)));
+            for (table, key) in PARTS {
+                let gone = self.db.raw(&delete_some(self.db.dialect(), table, key, &condition)).await?;
+                pruned.rows += gone;
+                if gone >= PRUNE_ROWS {
+                    // There is more of it: the same executions again, with the next call.
+                    return Ok((pruned, PruneCursor::Executions { after }));
+                }
+            }
+            let gone = self
+                .db
+                .raw(&format!(
+                    "DELETE FROM executions WHERE id IN ({})",
+                    id_list(batch.iter().map(ExecutionId::as_bytes))
+                ))
+                .await?;
+            pruned.rows += gone;
+            pruned.executions = gone;
+        }
+        let next = if all && rows.len() < LOOK {
+            PruneCursor::Decisions { job: 0 }
+        } else {
+            PruneCursor::Executions { after: seen }
+        };
+        Ok((pruned, next))
+    }
+
+    /// By the instant that they are for, of which there is an index; one that was decided late stays for that much longer.
+    async fn prune_decisions(&self, before: &PruneBefore, job: i64) -> Outcome<(Pruned, PruneCursor)> {
+        let rows = self.db.raw_rows(&format!("SELECT id FROM jobs WHERE id > {job} ORDER BY id LIMIT {LOOK}")).await?;
+        for row in &rows {
+            let id = row.int(0)?;
+            let limit = before.decisions_ms;
+            // What waits is not decided yet, however long ago it was asked for.
+            let condition = format!(
+                "job_id = {id} AND nominal_ms < {limit} AND decided_ms < {limit} AND kind <> {}",
+                DecisionKind::Waiting.code()
+            );
+            let gone =
+                self.db.raw(&delete_some(self.db.dialect(), "decisions", "job_id, fire_key", &condition)).await?;
+            if gone > 0 {
+                // A full batch: there may be more of this job.
+                let job = if gone >= PRUNE_ROWS { id - 1 } else { id };
+                return Ok((
+                    Pruned { rows: gone, decisions: gone, ..Pruned::default() },
+                    PruneCursor::Decisions { job },
+                ));
+            }
+        }
+        match rows.last() {
+            Some(last) if rows.len() == LOOK => Ok((Pruned::default(), PruneCursor::Decisions { job: last.int(0)? })),
+            _ => Ok((Pruned::default(), PruneCursor::DeadLetters)),
+        }
+    }
+
+    /// Dead letters are numbered in the order of time, so the old ones are the first.
+    async fn prune_dead_letters(&self, before: &PruneBefore) -> Outcome<(Pruned, PruneCursor)> {
+        let sql = format!("SELECT id, at_ms FROM dead_letters ORDER BY id LIMIT {PRUNE_ROWS}");
+        let mut old = Vec::new();
+        for row in self.db.raw_rows(&sql).await? {
+            if row.int(1)? >= before.failed_ms {
+                break;
+            }
+            old.push(row.int(0)?);
+        }
+        if old.is_empty() {
+            return Ok((Pruned::default(), PruneCursor::Done));
+        }
+        let gone = self.db.raw(&format!("DELETE FROM dead_letters WHERE id IN ({})", number_list(&old))).await?;
+        let next = if old.len() as u64 >= PRUNE_ROWS { PruneCursor::DeadLetters } else { PruneCursor::Done };
+        Ok((Pruned { rows: gone, dead_letters: gone, ..Pruned::default() }, next))
+    }
+}

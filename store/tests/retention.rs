@@ -1,0 +1,118 @@
+//! Retention, against every adapter: what is old enough goes with everything that belongs to it, and nothing else does.
+#![allow(clippy::unwrap_used, reason = "a test ends there, and says where")]
+
+#[macro_use]
+mod common;
+
+use common::*;
+use shardcron_domain::ExecutionId;
+use shardcron_domain::job::OverlapPolicy;
+use shardcron_domain::limits::PRUNE_ROWS;
+use shardcron_store::sql::SqlLedger;
+use shardcron_store::*;
+
+conformance!(b_06_what_is_old_enough_goes_and_nothing_else, b_06_a_large_execution_goes_in_bounded_steps);
+
+const DAY: i64 = 86_400_000;
+
+/// An id as the leader makes it at that instant.
+fn id_at(ms: i64) -> ExecutionId {
+    let now = ExecutionId(uuid::Uuid::now_v7());
+    let mut bytes = *now.as_bytes();
+    bytes[..6].copy_from_slice(&ms.to_be_bytes()[2..]);
+    ExecutionId(uuid::Uuid::from_bytes(bytes))
+}
+
+/// An execution that was fired and has ended at that instant, well or badly.
+async fn ended(ledger: &SqlLedger, at_ms: i64, shards: u32, well: bool) -> ExecutionId {
+    let job = apply(ledger, "job").await;
+    let epoch = ledger.begin_epoch("test", at_ms).await.unwrap();
+    let new = NewExecution { id: id_at(at_ms), ..new_execution(shards, OverlapPolicy::Allow) };
+    let id = new.id;
+    let intent = FireIntent { nominal_ms: at_ms, ..intent(job, &id.to_string(), new) };
+    ledger.fire(epoch, &[intent], at_ms).await.unwrap();
+    ledger.materialize(epoch, id, shards).await.unwrap();
+    ledger.mark_dispatched(epoch, &[(id, shards)], &[]).await.unwrap();
+    let me = worker();
+    let all: Vec<_> = (0..shards).map(|index| attempt(id, index, 1)).collect();
+    for some in all.chunks(500) {
+        ledger.claim(me, some, at_ms).await.unwrap();
+        let ends: Vec<Ended> = some
+            .iter()
+            .map(|at| if well { success(*at) } else { Ended { retry: policy(1), ..failure(*at) } })
+            .collect();
+        assert!(ledger.record(me, &ends, at_ms).await.unwrap().iter().all(|r| r.is_ok()));
+    }
+    id
+}
+
+async fn prune(ledger: &SqlLedger, before: &PruneBefore) -> Pruned {
+    let (mut cursor, mut all) = (PruneCursor::default(), Pruned::default());
+    while cursor != PruneCursor::Done {
+        let some = ledger.prune(before, &mut cursor).await.unwrap();
+        assert!(some.rows <= PRUNE_ROWS * 5, "a step is bounded: {some:?}");
+        all += some;
+    }
+    all
+}
+
+async fn count(ledger: &SqlLedger, table: &str) -> i64 {
+    let rows = ledger.query(&format!("SELECT COUNT(*) FROM {table}"), &[]).await.unwrap();
+    match rows[0][0] {
+        SqlArg::Int(n) => n,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+async fn b_06_what_is_old_enough_goes_and_nothing_else(world: World) {
+    let ledger = &world.ledger;
+    let now = T0 + 1_000 * DAY;
+    let before = PruneBefore { success_ms: now - 30 * DAY, failed_ms: now - 90 * DAY, decisions_ms: now - 90 * DAY };
+    let mut kept = Vec::new();
+    for (age, well, stays) in [
+        (100, true, false),
+        (100, false, false),
+        (31, true, false),
+        (31, false, true),
+        (29, true, true),
+        (29, false, true),
+    ] {
+        let id = ended(ledger, now - age * DAY, 3, well).await;
+        if stays {
+            kept.push(id);
+        }
+    }
+    // Old, and not ended: it stays however old it is.
+    let job = ledger.job("job").await.unwrap().unwrap().id;
+    let epoch = ledger.begin_epoch("test", now).await.unwrap();
+    let new = NewExecution { id: id_at(now - 200 * DAY), ..new_execution(2, OverlapPolicy::Allow) };
+    kept.push(new.id);
+    let old = FireIntent { nominal_ms: now - 200 * DAY, ..intent(job, "running", new) };
+    ledger.fire(epoch, &[old], now).await.unwrap();
+
+    let pruned = prune(ledger, &before).await;
+    assert_eq!((pruned.executions, pruned.decisions, pruned.dead_letters), (3, 2, 3), "{pruned:?}");
+    let mut left: Vec<_> = ledger.executions(None, None, 100).await.unwrap().into_iter().map(|e| e.id).collect();
+    left.sort_unstable();
+    kept.sort_unstable();
+    assert_eq!(left, kept);
+    // Nothing is left of what went, and all of what stays: three shards of three executions and two of the one that runs.
+    let counts = [count(ledger, "shards").await, count(ledger, "results").await, count(ledger, "attempts").await];
+    assert_eq!(counts, [11, 3, 6]);
+    assert_eq!(count(ledger, "decisions").await, 5, "four that are young, and one that was decided now");
+    assert_eq!(count(ledger, "dead_letters").await, 6);
+    assert_eq!(prune(ledger, &before).await, Pruned::default(), "a second pass finds nothing");
+}
+
+async fn b_06_a_large_execution_goes_in_bounded_steps(world: World) {
+    let ledger = &world.ledger;
+    let shards = 7_000;
+    assert!(u64::from(shards) > PRUNE_ROWS);
+    ended(ledger, T0, shards, true).await;
+    let now = T0 + 31 * DAY;
+    let before = PruneBefore { success_ms: now - 30 * DAY, failed_ms: now - 90 * DAY, decisions_ms: now - 90 * DAY };
+    let pruned = prune(ledger, &before).await;
+    assert_eq!((pruned.executions, pruned.rows), (1, 2 * u64::from(shards) + 1));
+    assert_eq!((count(ledger, "shards").await, count(ledger, "results").await), (0, 0));
+    assert_eq!(count(ledger, "decisions").await, 1, "its decision is younger than 90 days");
+}

@@ -1,0 +1,164 @@
+//! RabbitMQ away in a real cluster: work goes on through the ledger, and comes back by itself.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod support;
+
+use shardcron_broker::Broker;
+use shardcron_domain::ExecutionId;
+use shardcron_domain::execution::Phase;
+use shardcron_store::Ledger;
+use std::time::{Duration, Instant};
+use support::Cluster;
+use testkit::{RabbitMq, Relay};
+
+const BOUND: Duration = Duration::from_secs(60);
+/// How soon work goes by RabbitMQ again after its return.
+const RETURN_BOUND: Duration = Duration::from_secs(5);
+const QUEUE: &str = "shardcron.shards.core";
+
+const JOBS: &str = "\
+    [job.many]\nshards = { modulo = 8000 }\nhandler = { rust = \"noop\" }\noverlap = \"allow\"\n\
+    [job.tick]\nschedule = { cron = \"* * * * * *\" }\nhandler = { rust = \"noop\" }\noverlap = \"allow\"\n\
+    misfire = { policy = \"fire_all\", grace = \"1m\", limit = 100 }\n";
+
+/// A cluster on a RabbitMQ of its own, reached by `url`.
+fn cluster(url: String) -> Cluster {
+    let services = testkit::shared();
+    let mut cluster = Cluster::on(&services.fresh_database(), Some(url), Some(services.redis_url().to_owned()));
+    cluster.set("SHARDCRON_BROKER_FALLBACK_AFTER", "500ms");
+    cluster.apply(JOBS);
+    cluster
+}
+
+fn polled(cluster: &Cluster) -> bool {
+    cluster.block_on(cluster.ledger().polling()).unwrap().is_some()
+}
+
+fn assert_done(cluster: &Cluster, id: ExecutionId) {
+    let row = cluster.wait_end(id, BOUND);
+    assert_eq!((row.phase, row.succeeded), (Phase::Success, 8_000));
+    cluster.assert_exact(id, 8_000);
+}
+
+/// F1 and F2 of the job that fires each second, and that all it fired has ended.
+fn assert_no_instant_lost(cluster: &Cluster) {
+    let job = cluster.block_on(cluster.ledger().job("tick")).unwrap().unwrap().id;
+    let decisions = cluster.block_on(cluster.ledger().decisions(job, 0, i64::MAX, 100_000)).unwrap();
+    let (first, last) = (decisions.first().unwrap().nominal_ms, decisions.last().unwrap().nominal_ms);
+    assert_eq!((last - first) / 1_000 + 1, decisions.len() as i64, "an instant without a decision");
+    assert!(decisions.iter().all(|d| d.execution.is_some()), "{decisions:?}");
+    let fired = decisions.iter().filter_map(|d| d.execution);
+    for id in fired {
+        assert_eq!(cluster.wait_end(id, BOUND).phase, Phase::Success);
+        cluster.assert_exact(id, 1);
+    }
+}
+
+/// What the queue has taken in since it is there. The counters come with some delay.
+fn published(rabbit: &RabbitMq) -> u64 {
+    let queue = rabbit.management().queue(QUEUE).unwrap_or_default();
+    queue["message_stats"]["publish"].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn d_02_rabbitmq_killed_frozen_and_wiped_in_mid_execution() {
+    let mut rabbit = RabbitMq::start().unwrap();
+    let mut cluster = cluster(rabbit.amqp_url());
+    cluster.start_all(1, 2);
+    cluster.wait_workers(2);
+
+    // Killed: the execution ends without it, and so does one that a person fires meanwhile.
+    let execution = cluster.trigger("many");
+    cluster.wait_ended(execution, 500, BOUND);
+    rabbit.kill().unwrap();
+    assert_done(&cluster, execution);
+    assert_done(&cluster, cluster.trigger("many"));
+    assert!(polled(&cluster));
+    cluster.wait_log("worker-1", "degraded", BOUND);
+    cluster.wait_log("scheduler-1", "degraded", BOUND);
+    rabbit.restart().unwrap();
+    let back = Instant::now();
+    testkit::wait_for("the way back", RETURN_BOUND, || !polled(&cluster));
+    println!("killed: back after {:?}", back.elapsed());
+    let execution = cluster.trigger("many");
+    assert_done(&cluster, execution);
+    testkit::wait_for("its messages in RabbitMQ", BOUND, || published(&rabbit) >= 8_000);
+
+    // Frozen: its connections stay open, and nothing answers. It wakes with all that it held.
+    let execution = cluster.trigger("many");
+    cluster.wait_ended(execution, 500, BOUND);
+    rabbit.freeze().unwrap();
+    assert_done(&cluster, execution);
+    rabbit.thaw().unwrap();
+    let back = Instant::now();
+    testkit::wait_for("the way back", RETURN_BOUND, || !polled(&cluster));
+    println!("frozen: back after {:?}", back.elapsed());
+
+    // Its data gone.
+    let execution = cluster.trigger("many");
+    cluster.wait_ended(execution, 500, BOUND);
+    rabbit.restart_wiped().unwrap();
+    let back = Instant::now();
+    assert_done(&cluster, execution);
+    testkit::wait_for("the way back", RETURN_BOUND, || !polled(&cluster));
+    println!("wiped: back after {:?}", back.elapsed());
+    assert_done(&cluster, cluster.trigger("many"));
+    testkit::wait_for("its messages in RabbitMQ", BOUND, || published(&rabbit) >= 8_000);
+    assert_no_instant_lost(&cluster);
+}
+
+/// The connection dies 10 ms before an instant, and stays away for several; then the leader alone is cut off.
+#[test]
+fn d_02_no_instant_is_lost_with_the_connection() {
+    let services = testkit::shared();
+    let direct = services.fresh_vhost();
+    let port = direct.rsplit(':').next().unwrap().split('/').next().unwrap().parse().unwrap();
+    let mut relay = Relay::start(port).unwrap();
+    let mut cluster = cluster(direct.clone());
+    cluster.start("worker", "worker-1");
+    // The leader goes through the relay, the worker does not.
+    cluster.set("SHARDCRON_BROKER_URL", &relay.url(&direct));
+    cluster.start("scheduler", "scheduler-1");
+    let fired = |cluster: &Cluster| cluster.number("SELECT COUNT(*) FROM executions");
+    let ended = |cluster: &Cluster| cluster.number("SELECT COUNT(*) FROM executions WHERE state > 0");
+    testkit::wait_for("some firings", BOUND, || ended(&cluster) >= 2);
+    let now_ms = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+    testkit::wait_for("10 ms before an instant", BOUND, || now_ms() % 1_000 >= 988);
+    relay.cut();
+    let at_cut = fired(&cluster);
+    testkit::wait_for("firings go on", BOUND, || fired(&cluster) >= at_cut + 6);
+    testkit::wait_for("and are run", BOUND, || ended(&cluster) >= at_cut + 5);
+    cluster.wait_log("worker-1", "the leader can't reach the broker", BOUND);
+    let rabbit = cluster.block_on(async { shardcron_broker::RabbitMq::connect(&direct, Default::default()).unwrap() });
+    testkit::wait_for("the heal", BOUND, || relay.heal().is_ok());
+    let back = Instant::now();
+    // Up to five seconds of reconnecting, and a survey.
+    testkit::wait_for("the way back", RETURN_BOUND + Duration::from_secs(2), || !polled(&cluster));
+    println!("leader cut off: back after {:?}", back.elapsed());
+    assert_done(&cluster, cluster.trigger("many"));
+    testkit::wait_for("the queue to run empty", BOUND, || {
+        cluster.block_on(rabbit.depth("core")).is_ok_and(|d| d.ready == 0)
+    });
+    cluster.kill("scheduler-1");
+    assert_no_instant_lost(&cluster);
+}
+
+/// Started before RabbitMQ: both work without it, and with it once it is there.
+#[test]
+fn d_07_scheduler_and_worker_start_without_rabbitmq() {
+    let services = testkit::shared();
+    let direct = services.fresh_vhost();
+    let port = direct.rsplit(':').next().unwrap().split('/').next().unwrap().parse().unwrap();
+    let mut relay = Relay::start(port).unwrap();
+    let url = relay.url(&direct);
+    relay.cut();
+    let mut cluster = cluster(url);
+    cluster.start_all(1, 2);
+    assert_done(&cluster, cluster.trigger("many"));
+    testkit::wait_for("the heal", BOUND, || relay.heal().is_ok());
+    testkit::wait_for("the way back", RETURN_BOUND + Duration::from_secs(2), || !polled(&cluster));
+    assert_done(&cluster, cluster.trigger("many"));
+    cluster.kill("scheduler-1");
+    assert_no_instant_lost(&cluster);
+}

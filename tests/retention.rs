@@ -1,0 +1,95 @@
+//! Retention beside a running cluster.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod support;
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+use support::{Cluster, slack};
+
+const BOUND: Duration = Duration::from_secs(60);
+const JOBS: usize = 50;
+const OLD: i64 = 200_000;
+
+/// 200,000 executions that ended long ago, with their shards, results and decisions.
+fn fill(cluster: &Cluster) {
+    let ledger = cluster.ledger();
+    let run = |text: &str| cluster.block_on(ledger.execute_script(text)).unwrap();
+    run("CREATE TABLE digits (d INT NOT NULL); INSERT INTO digits VALUES (0),(1),(2),(3),(4),(5),(6),(7),(8),(9)");
+    run("CREATE TABLE numbers (n INT NOT NULL PRIMARY KEY)");
+    run("INSERT INTO numbers SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d + 100000 * g.d \
+         FROM digits a, digits b, digits c, digits e, digits f, digits g WHERE g.d < 2");
+    // In the year 2020, a second apart; an id begins with its instant.
+    let instant = "(1577836800000 + n * 1000)";
+    let id = format!("CONCAT(UNHEX(LPAD(HEX({instant}), 12, '0')), UNHEX(LPAD(HEX(n), 20, '0')))");
+    run(&format!(
+        "INSERT INTO executions (id, job_id, version, fire_key, state, tier, nominal_ms, fired_ms, ended_ms, epoch, plan, params, \
+         shards_total, materialized, dispatched, succeeded) SELECT {id}, 1, 1, CONCAT('old-', n), 1, 'core', {instant}, {instant}, \
+         {instant}, 1, '{{}}', '{{}}', 1, 1, 1, 1 FROM numbers"
+    ));
+    run(&format!("INSERT INTO shards (execution_id, shard_index, state) SELECT {id}, 0, 2 FROM numbers"));
+    run(&format!(
+        "INSERT INTO results (execution_id, shard_index, attempt, owner, started_ms, ended_ms) \
+         SELECT {id}, 0, 1, UNHEX(REPEAT('00', 16)), {instant}, {instant} FROM numbers"
+    ));
+    run(&format!(
+        "INSERT INTO decisions (job_id, fire_key, nominal_ms, kind, decided_ms, epoch, execution_id) \
+         SELECT 1, CONCAT('old-', n), {instant}, 0, {instant}, 1, {id} FROM numbers"
+    ));
+}
+
+/// Fifty jobs that fire each second stay on time while 800,000 rows are deleted (B-06). Ours: 200,000 executions instead of two
+/// million rows; the 99th percentile of lateness stays below a second.
+#[test]
+fn b_06_deleting_200_000_executions_makes_no_firing_late() {
+    let mut cluster = Cluster::on_services();
+    let mut jobs = String::new();
+    for n in 0..JOBS {
+        let schedule = "schedule = { cron = \"* * * * * *\" }\noverlap = \"allow\"";
+        writeln!(jobs, "[job.tick-{n:02}]\n{schedule}\nhandler = {{ rust = \"noop\" }}").unwrap();
+    }
+    cluster.apply(&jobs);
+    fill(&cluster);
+    cluster.start_all(1, 1);
+    let firings =
+        "SELECT COUNT(*) FROM executions WHERE epoch > 0 AND fire_key NOT LIKE 'old-%' AND fired_ms - nominal_ms < 900";
+    testkit::wait_for("firings on time", BOUND, || cluster.number(firings) > JOBS as i64 * 2);
+    let since = cluster.number("SELECT MAX(nominal_ms) FROM executions");
+    let began = Instant::now();
+    let pruned = cluster.json(&["prune"]);
+    println!("{pruned} in {:?}", began.elapsed());
+    assert_eq!(pruned["executions"], OLD);
+    assert_eq!(pruned["decisions"], OLD);
+    assert_eq!(pruned["rows"], OLD * 4);
+    testkit::wait_for("some firings after it", BOUND, || {
+        cluster.number(&format!("SELECT COUNT(DISTINCT nominal_ms) FROM executions WHERE nominal_ms > {since}")) >= 5
+    });
+    let count = cluster.number(&format!("SELECT COUNT(*) FROM executions WHERE nominal_ms > {since}"));
+    let late = cluster.number(&format!(
+        "SELECT fired_ms - nominal_ms FROM executions WHERE nominal_ms > {since} ORDER BY fired_ms - nominal_ms DESC LIMIT 1 OFFSET {}",
+        count / 100
+    ));
+    println!("p99 of {count} firings: {late} ms");
+    assert!(late < 1_000 * i64::from(slack()), "p99 of {count} firings: {late} ms");
+    let old = "SELECT COUNT(*) FROM shards s LEFT JOIN executions e ON e.id = s.execution_id WHERE e.id IS NULL";
+    assert_eq!(cluster.number(old), 0, "nothing is left behind");
+}
+
+/// The leader does it by itself.
+#[test]
+fn the_leader_prunes_by_itself() {
+    let mut cluster = Cluster::embedded();
+    cluster.set("SHARDCRON_BROKER_POLL", "20ms");
+    cluster.set("SHARDCRON_RETENTION_EVERY", "1s");
+    cluster.set("SHARDCRON_RETENTION_SUCCESS", "1s");
+    cluster.apply("[job.once]\nhandler = { rust = \"noop\" }\n");
+    cluster.start_all(1, 1);
+    let id = cluster.trigger("once");
+    testkit::wait_for("it to be gone", BOUND, || {
+        cluster.number("SELECT COUNT(*) FROM executions") == 0 && cluster.number("SELECT COUNT(*) FROM shards") == 0
+    });
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM decisions"), 1, "decisions are kept for longer");
+    cluster.wait_log("scheduler-1", "retention deleted what is old enough", BOUND);
+    println!("{id} is gone");
+}
