@@ -28,6 +28,8 @@ pub struct JobFacts {
     pub since_ms: Option<i64>,
     /// Who has it paused now.
     pub paused_by: Option<String>,
+    /// Decisions about earlier instants are deleted by retention.
+    pub kept_since_ms: Option<i64>,
 }
 
 /// One epoch of leadership.
@@ -135,7 +137,7 @@ pub struct InstantFacts {
 pub struct Explanation {
     /// The instant.
     pub instant: String,
-    /// What happened, in a word: a decision's, or `future`, `not_due`, `before_the_job`, `undecided`, `no_leader` or `fault`.
+    /// What happened, in a word: a decision's, or `future`, `not_due`, `before_the_job`, `forgotten`, `undecided`, `no_leader` or `fault`.
     pub what: String,
     /// In sentences; those after the first begin where it needs more.
     pub sentences: Vec<String>,
@@ -227,6 +229,13 @@ fn undecided(
             rfc3339(since)
         ));
         return "before_the_job".into();
+    }
+    if let Some(kept) = job.kept_since_ms.filter(|kept| *kept > at) {
+        out.push(format!(
+            "Nothing is recorded about {name} any more: decisions about instants before {} are deleted (retention.decisions).",
+            rfc3339(kept)
+        ));
+        return "forgotten".into();
     }
     match epochs.iter().max_by_key(|e| e.epoch) {
         None => {

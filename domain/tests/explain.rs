@@ -20,6 +20,7 @@ fn job() -> JobFacts {
         zone: Some("Europe/Berlin".into()),
         since_ms: Some(at("01-01T00:00:00")),
         paused_by: None,
+        kept_since_ms: None,
     }
 }
 
@@ -260,6 +261,8 @@ fn the_future_and_the_time_before() {
     assert_eq!(golden("the_future_while_paused", &paused, &future, &epochs()).what, "future");
     let young = JobFacts { since_ms: Some(at("03-10T00:00:00")), ..job() };
     assert_eq!(golden("before_the_job", &young, &due(at(NINTH), Vec::new()), &epochs()).what, "before_the_job");
+    let old = JobFacts { kept_since_ms: Some(at("03-10T00:00:00")), ..job() };
+    assert_eq!(explain(&old, &due(at(NINTH), Vec::new()), &epochs(), at("03-20T12:00:01")).what, "forgotten");
     let just = explain(&job(), &due(at("03-20T11:59:55"), Vec::new()), &epochs(), at("03-20T12:00:01"));
     assert_eq!(just.what, "undecided", "it may still be on its way");
 }

@@ -44,7 +44,7 @@ pub struct ExplainArgs {
 pub async fn run(args: ExplainArgs, config: Config, out: Out) -> Result<ExitCode> {
     let wired = connect_to_look(&config).await?;
     let Some(record) = wired.ports.ledger.job(&args.job).await? else { return Err(unknown(&wired, &args.job).await?) };
-    let look = Look::new(wired, record).await?;
+    let look = Look::new(wired, record, config.retention.decisions).await?;
     match (&args.at, &args.since) {
         (_, Some(since)) => look.since(since, out).await,
         (Some(at), None) => look.one(at, out).await,
@@ -62,7 +62,8 @@ struct Look {
 }
 
 impl Look {
-    async fn new(wired: Wired, record: JobRecord) -> Result<Self> {
+    async fn new(wired: Wired, record: JobRecord, kept: Span) -> Result<Self> {
+        let now_ms = now_ms();
         let ledger = &wired.ports.ledger;
         let versions = ledger.job_versions(&record.name, EPOCHS).await?;
         let epochs = ledger.epochs(None, EPOCHS).await?;
@@ -73,13 +74,14 @@ impl Look {
             name: record.name.clone(),
             zone: record.spec.as_ref().ok().and_then(|s| s.schedule.as_ref()).and_then(|s| s.timezone.clone()),
             since_ms: versions.last().map(|v| v.created_ms),
+            kept_since_ms: Some(now_ms.saturating_sub(kept.as_ms())),
             paused_by: record.paused_by.clone().or_else(|| around.map(|p| format!("{} ({})", p.paused_by, p.scope))),
         };
         let epochs = epochs
             .into_iter()
             .map(|e| EpochFacts { epoch: e.epoch.0, holder: e.holder, from_ms: e.from_ms, seen_ms: e.seen_ms })
             .collect();
-        Ok(Look { wired, record, versions, facts, epochs, now_ms: now_ms() })
+        Ok(Look { wired, record, versions, facts, epochs, now_ms })
     }
 
     /// The specification that the job had at an instant: a later one says nothing of what was due before it.
@@ -198,7 +200,8 @@ impl Look {
     fn without_decision(&self, from_ms: i64, upto_ms: i64, rows: &[DecisionRow]) -> Result<Vec<i64>> {
         let decided: std::collections::BTreeSet<&str> = rows.iter().map(|r| r.fire_key.as_str()).collect();
         let mut missing = Vec::new();
-        let mut at = from_ms.max(self.facts.since_ms.unwrap_or(from_ms)).saturating_sub(1);
+        let known = self.facts.since_ms.max(self.facts.kept_since_ms).unwrap_or(from_ms);
+        let mut at = from_ms.max(known).saturating_sub(1);
         for _ in 0..WALKED {
             let Some(schedule) = self.spec_at(at + 1).and_then(|s| s.compiled_schedule().ok().flatten()) else { break };
             let Some(next) = schedule.next_after(at)?.filter(|next| *next <= upto_ms) else { break };
