@@ -221,8 +221,12 @@ async fn d_07_a_consumer_begins_without_the_broker_and_joins_it_later() {
     world.hand_out(&world.far, id, 0..10).await;
     let mut begun = BTreeSet::new();
     world.work(&mut consumer, &mut begun, 10).await;
-    let request =
-        |id: &str| TriggerRequest { job: "demo".into(), params: Default::default(), request_id: Some(id.into()) };
+    let request = |id: &str| TriggerRequest {
+        job: "demo".into(),
+        params: Default::default(),
+        request_id: Some(id.into()),
+        ..Default::default()
+    };
     world.far.send_trigger(&request("stored")).await.unwrap();
     let stored = within("the stored trigger", triggers.next()).await.unwrap();
     assert_eq!(world.rows.ledger.triggers(9).await.unwrap().len(), 1, "it stays until it is settled");
@@ -285,7 +289,8 @@ async fn a_server_without_memory_pauses_dispatch_and_is_not_away() {
     assert_eq!(attempts(&open), wanted(&before), "deliveries and acks go on");
     consumer.acker.ack(&tags(&open)).await;
     // A person's trigger does not wait for memory.
-    let request = TriggerRequest { job: "demo".into(), params: Default::default(), request_id: None };
+    let request =
+        TriggerRequest { job: "demo".into(), params: Default::default(), request_id: None, ..Default::default() };
     broker.send_trigger(&request).await.unwrap();
     assert_eq!(rows.ledger.triggers(9).await.unwrap().len(), 1);
     let server = tokio::task::spawn_blocking(move || {
