@@ -48,9 +48,19 @@ enum Command {
     Import(commands::import::ImportCommand),
     /// Fire a job by hand
     #[command(
-        after_help = "Examples:\n  shardcron trigger reconcile-flights --wait\n  shardcron trigger settle --param date=2013-01-31 --request-id settle-2013-01-31"
+        after_help = "Examples:\n  shardcron trigger reconcile-flights --wait\n  shardcron trigger settle --param date=2013-01-31 --request-id settle-2013-01-31\n  shardcron trigger settle --only-shards 3,5                  # again, these two only\n  shardcron trigger settle --at 2026-12-24T18:00:00+01:00     # kept, and fired then"
     )]
     Trigger(commands::trigger::TriggerArgs),
+    /// Run past instants of a job's schedule
+    #[command(
+        after_help = "Examples:\n  shardcron backfill settle --from 2026-03-01T00:00:00Z --to 2026-03-08T00:00:00Z --dry-run\n  shardcron backfill settle --from 2026-03-01T00:00:00Z --force --param reason=late-data\n\nOne instant at a time (up to 8 where the overlap policy is allow), oldest first, while the job is free."
+    )]
+    Backfill(commands::backfill::BackfillArgs),
+    /// Say why a job did or did not run
+    #[command(
+        after_help = "Examples:\n  shardcron explain settle                               # the latest decision\n  shardcron explain settle --at 2026-03-08T02:30:00-05:00\n  shardcron explain settle --at 2026-03-08T02:30         # a local time of the job's zone\n  shardcron explain settle --since 12h"
+    )]
+    Explain(commands::explain::ExplainArgs),
     /// Look at executions
     #[command(subcommand)]
     Executions(commands::executions::ExecutionsCommand),
@@ -72,12 +82,18 @@ enum Command {
     Doctor,
 }
 
-/// Parameters as `key=value`.
+/// Parameters as `key=value`, and other shards than the job's.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Params {
     /// A parameter; numbers, true, false and JSON are taken as such, everything else as text. May be repeated
     #[arg(long = "param", value_name = "KEY=VALUE")]
     pub params: Vec<String>,
+    /// Cut the job's data into this many shards
+    #[arg(long, value_name = "N")]
+    pub shard_count: Option<u32>,
+    /// Run these shards only, by their positions from 0
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
+    pub only_shards: Vec<u32>,
 }
 
 /// The program's entry: reads the command line and the environment, and runs.
@@ -145,6 +161,8 @@ fn run(command: Command, config: Config, out: Out, registry: shardcron_sdk::Regi
         Command::Jobs(command) => commands::run(commands::jobs::run(command, config, out)),
         Command::Import(command) => commands::import::run(command, out),
         Command::Trigger(args) => commands::run(commands::trigger::run(args, config, out)),
+        Command::Backfill(args) => commands::run(commands::backfill::run(args, config, out)),
+        Command::Explain(args) => commands::run(commands::explain::run(args, config, out)),
         Command::Executions(command) => commands::run(commands::executions::run(command, config, out)),
         Command::Workers => commands::run(commands::workers::run(config, out)),
         Command::Dead(command) => commands::run(commands::dead::run(command, config, out)),

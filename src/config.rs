@@ -255,13 +255,13 @@ impl FallbackConfig {
 pub struct LogConfig {
     /// `text` or `json`. Default: text.
     pub format: String,
-    /// Which lines, as in `info,shardcron_actors=debug`. Default: info.
+    /// Which lines, as in `info,shardcron_actors=debug`. Default: info, without lapin: its faults are said as states of the broker.
     pub filter: String,
 }
 
 impl Default for LogConfig {
     fn default() -> Self {
-        LogConfig { format: "text".into(), filter: "info".into() }
+        LogConfig { format: "text".into(), filter: "info,lapin=off".into() }
     }
 }
 

@@ -190,6 +190,7 @@ mod tests {
             job: "demo".into(),
             params: serde_json::from_str(r#"{"date":"2013-01-31"}"#).unwrap(),
             request_id: Some("r1".into()),
+            ..TriggerRequest::default()
         };
         let bytes = encode_trigger(&request).unwrap();
         assert_eq!(shardcron_domain::trigger::parse(&bytes, None), Ok(request));

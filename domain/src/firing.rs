@@ -29,10 +29,14 @@ pub enum DecisionKind {
     InvalidSchedule,
     /// An exception of the schedule names the instant.
     SkippedException,
+    /// It waits: for the job to become free, or for its instant. Becomes one of the others.
+    Waiting,
+    /// What it was to follow did not end as it must.
+    SkippedUpstream,
 }
 
 impl DecisionKind {
-    const ALL: [(DecisionKind, i64, &'static str); 7] = [
+    const ALL: [(DecisionKind, i64, &'static str); 9] = [
         (DecisionKind::Fired, 0, "fired"),
         (DecisionKind::SkippedOverlap, 1, "skipped_overlap"),
         (DecisionKind::SkippedMisfire, 2, "skipped_misfire"),
@@ -40,6 +44,8 @@ impl DecisionKind {
         (DecisionKind::Coalesced, 4, "coalesced"),
         (DecisionKind::InvalidSchedule, 5, "invalid_schedule"),
         (DecisionKind::SkippedException, 6, "skipped_exception"),
+        (DecisionKind::Waiting, 10, "waiting"),
+        (DecisionKind::SkippedUpstream, 11, "skipped_upstream"),
     ];
 
     /// The number in the ledger.
@@ -250,8 +256,13 @@ pub struct JobNow {
     pub active: Vec<ExecutionId>,
     /// The execution that this fire key already has.
     pub existing: Option<ExecutionId>,
-    /// Whether this fire key already has a decision without an execution.
+    /// Whether this fire key already has a decision without an execution that stands in the way. One that says "waiting" does not
+    /// where this is the waiting one itself, and none does where a backfill asks again.
     pub decided: bool,
+    /// Firings of the job that wait for it to become free.
+    pub waiting: usize,
+    /// Whether this is the first of those, or a backfill's next one: it fires when the job is free, and waits on while it is not.
+    pub turn: bool,
 }
 
 /// The verdict inside the transaction.
@@ -259,6 +270,12 @@ pub struct JobNow {
 pub enum Verdict {
     /// Make the execution.
     Fire,
+    /// Cancel these executions and make the new one.
+    Replace(Vec<ExecutionId>),
+    /// Keep it until the job is free: the sentence, and the execution that it waits for, unless only others wait before it.
+    Wait(String, Option<ExecutionId>),
+    /// It waits already, and the job is not free yet: nothing is written.
+    NotYet,
     /// Record a decision without one.
     Skip(DecisionKind, String, Option<ExecutionId>),
     /// It has been decided before; nothing is written (F1).
@@ -275,11 +292,38 @@ pub fn decide(overlap: OverlapPolicy, now: &JobNow, scheduled: bool) -> Verdict 
         return Verdict::Skip(DecisionKind::SkippedPaused, format!("the job is paused by {who}"), None);
     }
     match (overlap, now.active.first()) {
+        (OverlapPolicy::Allow, _) => Verdict::Fire,
+        (_, None) if now.turn => Verdict::Fire,
+        (_, Some(_)) if now.turn => Verdict::NotYet,
         (OverlapPolicy::Skip, Some(blocking)) => {
             let reason = format!("execution {blocking} of the job still runs, and its overlap policy is skip");
             Verdict::Skip(DecisionKind::SkippedOverlap, reason, Some(*blocking))
         }
-        (OverlapPolicy::Allow, _) | (OverlapPolicy::Skip, None) => Verdict::Fire,
+        (OverlapPolicy::CancelRunning, Some(_)) => Verdict::Replace(now.active.clone()),
+        // In order: a free job whose waiting firings have not had their turn is not free for a later one.
+        (OverlapPolicy::Queue { limit }, blocking) if blocking.is_some() || now.waiting > 0 => {
+            queue(limit, now.waiting, blocking.copied())
+        }
+        (OverlapPolicy::Skip | OverlapPolicy::CancelRunning | OverlapPolicy::Queue { .. }, _) => Verdict::Fire,
+    }
+}
+
+fn queue(limit: u32, waiting: usize, blocking: Option<ExecutionId>) -> Verdict {
+    let runs = blocking.map_or_else(
+        || "the job is about to run what waits before it".to_owned(),
+        |id| format!("execution {id} of the job still runs"),
+    );
+    if waiting >= limit as usize {
+        let reason = format!("{runs}, and its queue is full: {waiting} of {limit} wait already");
+        return Verdict::Skip(DecisionKind::SkippedOverlap, reason, blocking);
+    }
+    Verdict::Wait(format!("{runs}; it waits, {} in the queue", ordinal(waiting)), blocking)
+}
+
+fn ordinal(before: usize) -> String {
+    match before {
+        0 => "first".into(),
+        n => format!("number {}", n + 1),
     }
 }
 
@@ -287,6 +331,12 @@ pub fn decide(overlap: OverlapPolicy, now: &JobNow, scheduled: bool) -> Verdict 
 #[must_use]
 pub fn schedule_key(nominal_ms: i64) -> String {
     rfc3339(nominal_ms)
+}
+
+/// The fire key of a past instant that is run again although it ran: the instant's own, and which request asked for it.
+#[must_use]
+pub fn again_key(nominal_ms: i64, request_id: &str) -> String {
+    format!("{}/again:{request_id}", rfc3339(nominal_ms))
 }
 
 /// The fire key of a request by a person or a program.
@@ -470,5 +520,45 @@ mod tests {
         assert_eq!(decide(OverlapPolicy::Skip, &paused, false), Verdict::Fire);
         let done = JobNow { existing: Some(running), ..busy };
         assert_eq!(decide(OverlapPolicy::Skip, &done, true), Verdict::Duplicate(Some(running)));
+    }
+    #[test]
+    fn o_07_a_queue_is_bounded_and_in_order() {
+        let running = ExecutionId(uuid::Uuid::from_u128(7));
+        let queue = OverlapPolicy::Queue { limit: 2 };
+        let now = |active: bool, waiting, turn| JobNow {
+            active: active.then_some(running).into_iter().collect(),
+            waiting,
+            turn,
+            ..JobNow::default()
+        };
+        assert_eq!(decide(queue, &now(false, 0, false), true), Verdict::Fire);
+        assert!(matches!(decide(queue, &now(true, 0, false), true), Verdict::Wait(_, Some(e)) if e == running));
+        assert!(matches!(decide(queue, &now(true, 1, false), false), Verdict::Wait(..)));
+        assert!(
+            matches!(decide(queue, &now(true, 2, false), true), Verdict::Skip(DecisionKind::SkippedOverlap, why, Some(e)) if e == running && why.contains("2 of 2"))
+        );
+        assert!(
+            matches!(decide(queue, &now(false, 1, false), true), Verdict::Wait(_, None)),
+            "not before the waiting one"
+        );
+        assert!(matches!(decide(queue, &now(false, 2, false), true), Verdict::Skip(DecisionKind::SkippedOverlap, ..)));
+        assert_eq!(decide(queue, &now(true, 2, true), true), Verdict::NotYet);
+        assert_eq!(decide(queue, &now(false, 2, true), true), Verdict::Fire);
+        let paused = JobNow { paused_by: Some("ops".into()), ..now(false, 2, true) };
+        assert!(matches!(decide(queue, &paused, true), Verdict::Skip(DecisionKind::SkippedPaused, ..)));
+        assert_eq!(decide(queue, &paused, false), Verdict::Fire, "asked for by a person");
+    }
+
+    #[test]
+    fn o_01_what_runs_is_replaced_or_waited_for() {
+        let running = ExecutionId(uuid::Uuid::from_u128(7));
+        let busy = JobNow { active: vec![running], ..JobNow::default() };
+        assert_eq!(decide(OverlapPolicy::CancelRunning, &busy, true), Verdict::Replace(vec![running]));
+        assert_eq!(decide(OverlapPolicy::CancelRunning, &JobNow::default(), true), Verdict::Fire);
+        let turn = JobNow { turn: true, ..busy };
+        for policy in [OverlapPolicy::Skip, OverlapPolicy::CancelRunning, OverlapPolicy::Queue { limit: 1 }] {
+            assert_eq!(decide(policy, &turn, false), Verdict::NotYet, "a backfill neither skips nor cancels");
+        }
+        assert_eq!(decide(OverlapPolicy::Allow, &turn, false), Verdict::Fire);
     }
 }

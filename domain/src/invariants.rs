@@ -145,10 +145,12 @@ pub fn check_results(results: usize) -> Result<(), Violation> {
 /// More of them run than the policy allows.
 pub fn check_overlap(policy: OverlapPolicy, active: usize) -> Result<(), Violation> {
     match policy {
-        OverlapPolicy::Skip if active > 1 => {
-            broken(InvariantId::O1, format!("{active} executions run, and the policy is skip"))
+        OverlapPolicy::Skip | OverlapPolicy::Queue { .. } | OverlapPolicy::CancelRunning if active > 1 => {
+            broken(InvariantId::O1, format!("{active} executions run, and the policy is {}", policy.word()))
         }
-        OverlapPolicy::Skip | OverlapPolicy::Allow => Ok(()),
+        OverlapPolicy::Skip | OverlapPolicy::Queue { .. } | OverlapPolicy::CancelRunning | OverlapPolicy::Allow => {
+            Ok(())
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! The same structures are read from TOML and kept in the ledger as JSON; a job's version is the count of its different JSONs.
 
 use crate::limits;
+pub use crate::overlap::OverlapPolicy;
 use crate::plan::ShardPlan;
 use crate::schedule::{Schedule, ScheduleError, ScheduleSpec};
 use crate::units::Span;
@@ -18,6 +19,9 @@ pub struct JobSpec {
     /// When to fire by itself. Without one the job is fired by hand only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleSpec>,
+    /// Jobs whose ends fire this one. Their executions and what they came to are its parameter `upstream`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<crate::after::AfterSpec>,
     /// How a firing is cut. Without it, one shard.
     #[serde(default)]
     pub shards: ShardsSpec,
@@ -260,17 +264,6 @@ impl Default for RetryPolicy {
     }
 }
 
-/// What happens when the previous execution of the job still runs. A shard that waits for its retry counts as running.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OverlapPolicy {
-    /// The new instant is recorded as skipped, with the execution that was in its way.
-    #[default]
-    Skip,
-    /// Both run.
-    Allow,
-}
-
 /// What happens to an instant that passed while nobody led.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -342,6 +335,7 @@ impl JobSpec {
     pub fn minimal(name: impl Into<String>, handler: HandlerSpec) -> Self {
         JobSpec {
             name: name.into(),
+            after: None,
             schedule: None,
             shards: ShardsSpec::default(),
             handler,
@@ -387,6 +381,7 @@ impl JobSpec {
         let plan = ShardPlan::from_spec(&self.shards);
         faults.extend(plan.err().map(|e| fault(&format!("shards{}", e.key), e.message)));
         faults.extend(self.compiled_schedule().err().map(|e| fault("schedule", e.to_string())));
+        faults.extend(self.after.as_ref().and_then(|a| a.validate(&self.name).err()).map(|m| fault("after", m)));
         let retry = &self.retry;
         if retry.attempts == 0 || retry.attempts > limits::ATTEMPTS_MAX {
             faults.push(fault(

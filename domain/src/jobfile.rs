@@ -72,12 +72,25 @@ pub fn read(text: &str, calendar: &dyn Fn(&str) -> Result<String, String>) -> Jo
         }
     }
     let mut file = reader.file;
+    refuse_circles(&mut file);
     if file.jobs.is_empty() && file.faults.is_empty() {
         let message = "there is no job in it; a job begins with [job.its-name]".into();
         file.faults.push(JobFileError { line: 1, message });
     }
     file.faults.sort_by_key(|fault| fault.line);
     file
+}
+
+/// Jobs that follow each other in a circle would wait for each other for ever. Those that a circle leads out of the file are found
+/// by the ledger.
+fn refuse_circles(file: &mut JobFile) {
+    let of = |placed: &Placed| Some((placed.spec.name.clone(), placed.spec.after.as_ref()?.jobs.clone()));
+    let Some(circle) = crate::after::cycle(&file.jobs.iter().filter_map(of).collect()) else { return };
+    let first = circle.split(' ').next().unwrap_or_default();
+    let line = file.jobs.iter().find(|p| p.spec.name == first).map_or(1, |placed| placed.line_of("after"));
+    let message =
+        format!("job '{first}': after: the jobs follow each other in a circle ({circle}); take one of the arrows out");
+    file.faults.push(JobFileError { line, message });
 }
 
 struct Reader<'t> {
@@ -276,6 +289,14 @@ timeout = "none"
             assert!(e.to_string().contains(words), "{to}: {e}");
             assert!(e.to_string().contains("job '"), "{to}: {e}");
         }
+    }
+
+    #[test]
+    fn a_circle_of_jobs_is_refused_with_its_line() {
+        let text = "[job.a]\nhandler = { rust = \"x\" }\nafter = [\"b\"]\n[job.b]\nhandler = { rust = \"x\" }\nafter = [\"a\"]\n";
+        let fault = parse(text).unwrap_err();
+        assert_eq!(fault.line, 3);
+        assert!(fault.message.contains("a → b → a"), "{fault}");
     }
 
     #[test]

@@ -6,9 +6,12 @@
 //! Must not: read a clock, draw a random number, do I/O, log, or be async. Time and seeds come in as arguments; what has to
 //! be done goes out as data. `clippy.toml` and `scripts/check-deps` hold this crate to it.
 
+pub mod after;
+pub mod backfill;
 pub mod circuit;
 pub mod dispatch;
 pub mod execution;
+pub mod explain;
 pub mod fallback;
 pub mod firing;
 pub mod flow;
@@ -23,12 +26,15 @@ pub mod liveness;
 pub mod messages;
 pub mod metric_names;
 pub mod modes;
+pub mod overlap;
+pub mod override_plan;
 pub mod plan;
 pub mod recovery;
 pub mod retry;
 pub mod schedule;
 pub mod shard;
 pub mod trigger;
+mod trigger_fields;
 pub mod units;
 pub mod wheel;
 

@@ -71,6 +71,26 @@ pub const CIRCUIT_PROBE_MS: u64 = 1_000;
 pub const CIRCUIT_STABLE_MS: i64 = 10_000;
 /// How often the time between two probes doubles for such a part: up to 16 s.
 pub const CIRCUIT_STRIKES_MAX: u32 = 4;
+/// Firings of one job that may wait for it to become free. More would be a backlog that nobody works off.
+pub const OVERLAP_QUEUE_MAX: u32 = 100;
+/// Triggers of one job that may wait for a future instant.
+pub const FUTURE_TRIGGERS: usize = 1_000;
+/// Past instants of one backfill at most; a longer range is cut into several, each with its own progress.
+pub const BACKFILL_INSTANTS: usize = 10_000;
+/// Past instants of one backfill unless it asks for more.
+pub const BACKFILL_INSTANTS_DEFAULT: usize = 1_000;
+/// Executions of a job whose overlap policy is `allow` beyond which its backfill waits.
+pub const BACKFILL_AT_ONCE: u32 = 8;
+/// Upstream jobs of one job.
+pub const UPSTREAMS_MAX: usize = 32;
+/// Ends of one upstream that are kept while a fan-in waits for its other upstreams; older ones are dropped.
+pub const UPSTREAM_ENDS_KEPT: usize = 200;
+/// Bytes of an upstream's result summary that its downstream gets.
+pub const UPSTREAM_SUMMARY_BYTES: usize = 1_024;
+/// Shards that one trigger may pick out of a plan.
+pub const SHARDS_PICKED: usize = 10_000;
+/// What a trigger's or a backfill's sender says of himself.
+pub const WHO_BYTES: usize = 255;
 /// Entries of a schedule's `except`. More days belong into a calendar.
 pub const EXCEPTIONS_MAX: usize = 100;
 /// Days and ranges in the calendars of one schedule: a century of a country's holidays.

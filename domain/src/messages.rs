@@ -18,7 +18,7 @@ pub struct ShardMessage {
 }
 
 /// A trigger by a person or a program, read and checked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TriggerRequest {
     /// The job's name.
     pub job: String,
@@ -28,12 +28,24 @@ pub struct TriggerRequest {
     /// The same id fires once. Absent: each message is a firing of its own.
     #[serde(default)]
     pub request_id: Option<String>,
+    /// The instant that it is for, in RFC 3339; now if absent. One in the future is kept and fired then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
+    /// Other shards than the job's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shards: Option<crate::override_plan::ShardsWanted>,
+    /// Who asks; kept with the decision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// Past instants of the schedule instead of one firing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backfill: Option<crate::backfill::BackfillRequest>,
 }
 
 /// What the requester gets back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TriggerReply {
-    /// `fired`, `duplicate`, `skipped` or `rejected`.
+    /// `fired`, `waiting`, `backfilling`, `duplicate`, `skipped` or `rejected`.
     pub outcome: String,
     /// The execution: the new one, the one of the same request, or the one in the way.
     pub execution: Option<String>,

@@ -32,6 +32,13 @@ pub enum ShardPlan {
         /// Number of shards.
         count: u32,
     },
+    /// Some shards of another plan, as a trigger asked for. Their slices are those that they have there.
+    Picked {
+        /// The whole plan; never itself a picked one.
+        of: Box<ShardPlan>,
+        /// Positions in it, ascending.
+        shards: Vec<u32>,
+    },
 }
 
 /// The part of the data that one shard has.
@@ -141,6 +148,17 @@ impl ShardPlan {
         match self {
             ShardPlan::Range { count, .. } | ShardPlan::List { count, .. } => *count,
             ShardPlan::Modulo { total } => *total,
+            ShardPlan::Picked { shards, .. } => u32::try_from(shards.len()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Where shard `index` of the execution stands among the shards that the data is cut into, and how many those are. The same
+    /// as the index but where a trigger picked shards out.
+    #[must_use]
+    pub fn position(&self, index: u32) -> (u32, u32) {
+        match self {
+            ShardPlan::Picked { of, shards } => (shards.get(index as usize).copied().unwrap_or(index), of.count()),
+            whole => (index, whole.count()),
         }
     }
 
@@ -162,6 +180,7 @@ impl ShardPlan {
                 let (start, end) = cut(items.len() as u64, *count, index);
                 ShardSlice::List { items: items[start as usize..end as usize].to_vec() }
             }
+            ShardPlan::Picked { of, shards } => return of.slice(*shards.get(index as usize)?),
         })
     }
 }

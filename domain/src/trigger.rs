@@ -2,6 +2,7 @@
 
 use crate::limits;
 use crate::messages::TriggerRequest;
+use crate::trigger_fields;
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use std::fmt;
@@ -63,7 +64,7 @@ fn looks_like_a_name(text: &str) -> bool {
 
 fn named(job: &str) -> Result<TriggerRequest, TriggerError> {
     crate::job::check_name(job, limits::JOB_NAME_BYTES).map_err(TriggerError)?;
-    Ok(TriggerRequest { job: job.into(), params: Map::new(), request_id: None })
+    Ok(TriggerRequest { job: job.into(), ..TriggerRequest::default() })
 }
 
 fn agree(request: TriggerRequest, routed_to: Option<&str>) -> Result<TriggerRequest, TriggerError> {
@@ -96,15 +97,22 @@ fn from_fields(mut fields: Map<String, Value>, routed_to: Option<&str>) -> Resul
         Some(Value::String(id)) => Some(check_request_id(id)?),
         Some(other) => return fault(format!("'request_id' must be text in quotes, not {other}")),
     };
+    let trigger_fields::Fields { at, shards, by, backfill } = trigger_fields::take(&mut fields)?;
     if let Some(unknown) = fields.keys().next() {
         let meant = match unknown.as_str() {
             // Other schedulers' words, which are no misspellings.
             "args" | "arguments" | "parameters" | "payload" => Some("params"),
             "id" | "task_id" | "execution_id" => Some("request_id"),
-            _ => suggest(unknown, ["job", "params", "request_id"]),
+            "run_at" | "nominal" | "instant" | "when" | "scheduled_time" => Some("at"),
+            "shard" | "sharding" => Some("shards"),
+            "who" | "user" | "author" => Some("by"),
+            _ => suggest(unknown, ["job", "params", "request_id"].into_iter().chain(trigger_fields::NAMES)),
         };
         let hint = meant.map_or(String::new(), |m| format!(" (did you mean '{m}'?)"));
-        return fault(format!("unknown field '{unknown}'{hint}; known are job, params and request_id"));
+        return fault(format!(
+            "unknown field '{unknown}'{hint}; known are job, params, request_id, {}",
+            trigger_fields::NAMES.join(", ")
+        ));
     }
     let size = serde_json::to_vec(&params).map_or(usize::MAX, |v| v.len());
     if size > limits::PARAMS_BYTES {
@@ -113,7 +121,7 @@ fn from_fields(mut fields: Map<String, Value>, routed_to: Option<&str>) -> Resul
             limits::PARAMS_BYTES
         ));
     }
-    let request = TriggerRequest { params, request_id, ..named(&job)? };
+    let request = TriggerRequest { params, request_id, at, shards, by, backfill, ..named(&job)? };
     agree(request, routed_to)
 }
 
@@ -261,7 +269,7 @@ mod tests {
 
     #[test]
     fn g_01_what_a_person_may_type() {
-        let plain = TriggerRequest { job: "demo".into(), params: Map::new(), request_id: None };
+        let plain = TriggerRequest { job: "demo".into(), ..TriggerRequest::default() };
         assert_eq!(parse(br#"{"job":"demo"}"#, None), Ok(plain.clone()));
         assert_eq!(parse(b"demo", None), Ok(plain.clone()));
         assert_eq!(parse(b" demo\n", None), Ok(plain.clone()));

@@ -65,6 +65,7 @@ impl World {
             scheduled: true,
             action: FireAction::Fire(new),
             next_fire_ms: None,
+            extra: Default::default(),
         };
         assert_eq!(ledger.fire(epoch, &[intent], T0).await.unwrap(), [FireOutcome::Fired(execution)]);
         ledger.materialize(epoch, execution, 2).await.unwrap();

@@ -215,6 +215,7 @@ mod tests {
                 scheduled: false,
                 action: FireAction::Fire(new),
                 next_fire_ms: None,
+                extra: Default::default(),
             };
             assert_eq!(ledger.fire(epoch, &[intent], 1_000).await.unwrap(), [FireOutcome::Fired(id)]);
             let attempts: Vec<AttemptRef> =

@@ -197,8 +197,12 @@ impl Session {
     /// RabbitMQ does not take it.
     pub async fn send(&self, job: &str) -> Result<String> {
         let request_id = uuid::Uuid::now_v7().to_string();
-        let request =
-            TriggerRequest { job: job.into(), params: Default::default(), request_id: Some(request_id.clone()) };
+        let request = TriggerRequest {
+            job: job.into(),
+            params: Default::default(),
+            request_id: Some(request_id.clone()),
+            ..TriggerRequest::default()
+        };
         self.broker.send_trigger(&request).await.context("sending a trigger")?;
         Ok(request_id)
     }

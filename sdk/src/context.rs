@@ -44,7 +44,10 @@ pub struct ShardContext {
     pub owner: Incarnation,
     /// The job's name.
     pub job: String,
-    /// Shards of the execution (`shardingTotal` elsewhere); `attempt.index` is the item.
+    /// The shard's position among those that the job's data is cut into (`shardingItem` elsewhere). The same as `attempt.index` but
+    /// where a trigger picked some shards out.
+    pub shard_index: u32,
+    /// How many shards the job's data is cut into (`shardingTotal` elsewhere).
     pub shards_total: u32,
     /// The part of the data.
     pub slice: ShardSlice,

@@ -71,6 +71,7 @@ impl TestContext {
             attempt: AttemptRef { execution: ExecutionId(Uuid::from_u128(1)), index: 0, attempt: 1 },
             owner: Incarnation(Uuid::from_u128(2)),
             job: "test".into(),
+            shard_index: 0,
             shards_total: 1,
             slice,
             params: serde_json::Map::new(),

@@ -8,7 +8,7 @@ mod unserved;
 mod validate;
 mod versions;
 
-use super::{Misuse, connect_to_look, now_ms, who};
+use super::{Misuse, connect_to_look, now_ms};
 use crate::config::Config;
 use crate::output::{Out, instant, line, table};
 use anyhow::{Context, Result};
@@ -79,16 +79,13 @@ pub enum JobsCommand {
         #[arg(long, default_value_t = 5, value_parser = next::count)]
         count: usize,
     },
-    /// Stop a job from firing by itself
-    Pause {
-        /// Its name
-        job: String,
-    },
-    /// Let a job fire by itself again
-    Resume {
-        /// Its name
-        job: String,
-    },
+    /// Stop a job, a tier or everything from firing by itself
+    #[command(
+        after_help = "Examples:\n  shardcron jobs pause settle\n  shardcron jobs pause --tier bulk\n  shardcron jobs pause --all\n\nEach instant that passes is recorded as skipped, with who paused. A pause of all or of a tier leaves the jobs' own pauses as they are."
+    )]
+    Pause(super::pause::PauseArgs),
+    /// Let a job, a tier or everything fire by itself again
+    Resume(super::pause::PauseArgs),
 }
 
 /// Runs one.
@@ -102,8 +99,8 @@ pub async fn run(command: JobsCommand, config: Config, out: Out) -> Result<ExitC
         JobsCommand::Versions { job } => versions::list(&job, &config, out).await,
         JobsCommand::Delete { job, expect_version } => versions::delete(&job, expect_version, &config, out).await,
         JobsCommand::Next { target, from, count } => next::run(&target, from.as_deref(), count, (&config, out)).await,
-        JobsCommand::Pause { job } => set_paused(&job, true, &config, out).await,
-        JobsCommand::Resume { job } => set_paused(&job, false, &config, out).await,
+        JobsCommand::Pause(args) => super::pause::run(args, true, &config, out).await,
+        JobsCommand::Resume(args) => super::pause::run(args, false, &config, out).await,
     }
 }
 
@@ -131,6 +128,11 @@ async fn list(config: &Config, out: Out) -> Result<ExitCode> {
     let wired = connect_to_look(config).await?;
     let jobs = wired.ports.ledger.jobs().await?;
     let leader = wired.ports.ledger.leadership().await?;
+    let pauses = wired.ports.ledger.pauses().await?;
+    let around = |job: &shardcron_store::JobRecord| {
+        let tier = job.spec.as_ref().map(|s| format!("tier:{}", s.tier)).unwrap_or_default();
+        pauses.iter().find(|p| p.scope == "all" || p.scope == tier)
+    };
     let now = now_ms();
     let state = |job: &shardcron_store::JobRecord| match (&job.spec, &job.paused_by, job.next_fire_ms) {
         (Err(fault), ..) => format!("invalid: {fault}"),
@@ -138,6 +140,9 @@ async fn list(config: &Config, out: Out) -> Result<ExitCode> {
             format!("invalid: {}", spec.compiled_schedule().err().map(|e| e.to_string()).unwrap_or_default())
         }
         (_, Some(who), _) => format!("paused by {who}"),
+        _ if around(job).is_some() => {
+            around(job).map(|p| format!("paused by {} ({})", p.paused_by, p.scope)).unwrap_or_default()
+        }
         // A next instant that has passed would be a lie (case A-05).
         (Ok(spec), _, Some(next)) if spec.due_at(next) < now - 5_000 => "overdue: no scheduler fires".into(),
         _ => "ok".into(),
@@ -183,15 +188,4 @@ async fn show(name: &str, config: &Config, out: Out) -> Result<ExitCode> {
 pub async fn unknown(wired: &crate::wiring::Wired, name: &str) -> Result<anyhow::Error> {
     let jobs = wired.ports.ledger.jobs().await?;
     Ok(Misuse(shardcron_domain::trigger::unknown_job(name, jobs.iter().map(|j| j.name.as_str())).0).into())
-}
-
-async fn set_paused(name: &str, paused: bool, config: &Config, out: Out) -> Result<ExitCode> {
-    let wired = connect_to_look(config).await?;
-    let who = who();
-    if !wired.ports.ledger.set_paused(name, paused.then_some(who.as_str()), &who, now_ms()).await? {
-        return Err(unknown(&wired, name).await?);
-    }
-    let word = if paused { "paused" } else { "resumed" };
-    out.answer(&json!({ "job": name, "state": word }), || line(&format!("{name} is {word}")));
-    Ok(ExitCode::SUCCESS)
 }

@@ -1,11 +1,14 @@
 //! The commands that ask and answer; those that stay are in `serve`.
 
+pub mod backfill;
 pub mod dead;
 pub mod doctor;
 pub mod executions;
+pub mod explain;
 pub mod import;
 pub mod jobs;
 pub mod migrate;
+pub mod pause;
 pub mod prune;
 pub mod trigger;
 pub mod workers;

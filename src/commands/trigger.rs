@@ -1,6 +1,6 @@
 //! `shardcron trigger JOB`
 
-use super::{Misuse, connect_to_look, jobs::unknown};
+use super::{Misuse, connect_to_look, jobs::unknown, who};
 use crate::cli::Params;
 use crate::config::Config;
 use crate::output::{Out, draws, line, seconds};
@@ -11,8 +11,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use shardcron_broker::BrokerError;
 use shardcron_domain::execution::Phase;
-use shardcron_domain::firing::request_key;
+use shardcron_domain::firing::{DecisionKind, request_key};
 use shardcron_domain::messages::TriggerRequest;
+use shardcron_domain::override_plan::ShardsWanted;
 use shardcron_domain::{ExecutionId, JobId};
 use shardcron_store::{DecisionRow, ExecutionRow};
 use std::process::ExitCode;
@@ -28,6 +29,9 @@ pub struct TriggerArgs {
     /// The same id fires once, however often it is sent
     #[arg(long)]
     request_id: Option<String>,
+    /// The instant that it is for, in RFC 3339 with its zone; one in the future is kept and fired then
+    #[arg(long, value_name = "INSTANT")]
+    at: Option<String>,
     /// Wait for the end; exit code 0 only if every shard ended well
     #[arg(long)]
     wait: bool,
@@ -41,14 +45,32 @@ pub async fn run(args: TriggerArgs, config: Config, out: Out) -> Result<ExitCode
     let wired = connect_to_look(&config).await?;
     let Some(job) = wired.ports.ledger.job(&args.job).await? else { return Err(unknown(&wired, &args.job).await?) };
     let params = parse_params(&args.params.params)?;
+    if let Some(at) = &args.at {
+        shardcron_domain::units::parse_instant(at).map_err(Misuse)?;
+    }
     let request_id = match args.request_id {
         Some(id) => shardcron_domain::trigger::check_request_id(id).map_err(|e| Misuse(e.0))?,
         None => uuid::Uuid::now_v7().to_string(),
     };
-    let request = TriggerRequest { job: args.job.clone(), params, request_id: Some(request_id.clone()) };
+    let request = TriggerRequest {
+        job: args.job.clone(),
+        params,
+        request_id: Some(request_id.clone()),
+        at: args.at,
+        shards: shards_wanted(&args.params),
+        by: Some(who()),
+        backfill: None,
+    };
+    if let (Some(wanted), Ok(spec)) = (&request.shards, &job.spec) {
+        wanted.plan(&spec.shards).map_err(Misuse)?;
+    }
     send(&wired, &request, Duration::from_secs(args.patience)).await?;
-    let decision =
-        wait_for_decision(&wired, job.id, &request_key(&request_id), Duration::from_secs(args.patience)).await?;
+    let key = request_key(&request_id);
+    let mut decision = wait_for_decision(&wired, job.id, &key, Duration::from_secs(args.patience)).await?;
+    while args.wait && decision.as_ref().is_some_and(|d| d.kind == DecisionKind::Waiting) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        decision = wired.ports.ledger.decision(job.id, &key).await?;
+    }
     let Some(decision) = decision else {
         anyhow::bail!(
             "no scheduler took the trigger within {} s; it stays where it is and fires when one leads. Is a scheduler running? \
@@ -56,15 +78,12 @@ pub async fn run(args: TriggerArgs, config: Config, out: Out) -> Result<ExitCode
             args.patience
         );
     };
-    let (Some(execution), true) = (decision.execution, decision.reason.is_none()) else {
+    let (Some(execution), DecisionKind::Fired) = (decision.execution, decision.kind) else {
         let reason = decision.reason.clone().unwrap_or_else(|| "not fired".into());
-        out.answer(
-            &json!({ "outcome": decision.kind.word(), "execution": decision.execution, "message": reason }),
-            || {
-                line(&format!("not fired: {reason}"));
-            },
-        );
-        return Ok(ExitCode::FAILURE);
+        let waits = decision.kind == DecisionKind::Waiting;
+        let answer = json!({ "outcome": decision.kind.word(), "execution": decision.execution, "message": reason, "request_id": request_id });
+        out.answer(&answer, || line(&format!("{}: {reason}", if waits { "waiting" } else { "not fired" })));
+        return Ok(if waits { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     };
     if !args.wait {
         out.answer(&json!({ "outcome": "fired", "execution": execution, "request_id": request_id }), || {
@@ -113,6 +132,13 @@ pub fn parse_params(params: &[String]) -> Result<shardcron_store::Params> {
         map.insert(key.to_owned(), value);
     }
     Ok(map)
+}
+
+/// The shards that are asked for, if others than the job's.
+pub fn shards_wanted(params: &Params) -> Option<ShardsWanted> {
+    let only = (!params.only_shards.is_empty()).then(|| params.only_shards.clone());
+    let wanted = ShardsWanted { count: params.shard_count, only };
+    (wanted != ShardsWanted::default()).then_some(wanted)
 }
 
 /// Waits until the leader has decided about a fire key.

@@ -108,13 +108,18 @@ async fn demo(args: &DemoArgs, config: Config, dir: PathBuf, out: Out) -> Result
 
     let Some(job) = wired.ports.ledger.job(JOB).await? else { bail!("the job is not in the ledger") };
     let request_id = uuid::Uuid::now_v7().to_string();
-    let request = TriggerRequest { job: JOB.into(), params: Default::default(), request_id: Some(request_id.clone()) };
+    let request = TriggerRequest {
+        job: JOB.into(),
+        params: Default::default(),
+        request_id: Some(request_id.clone()),
+        ..TriggerRequest::default()
+    };
     commands::trigger::send(&wired, &request, Duration::from_secs(15)).await?;
     let key = request_key(&request_id);
     let decision = commands::trigger::wait_for_decision(&wired, job.id, &key, Duration::from_secs(30)).await?;
     let execution = match decision {
         Some(d) => match d.execution {
-            Some(execution) if d.reason.is_none() => execution,
+            Some(execution) if d.kind == shardcron_domain::firing::DecisionKind::Fired => execution,
             _ => bail!("the job did not fire: {}", d.reason.unwrap_or_default()),
         },
         None => bail!("no scheduler fired the job within 30 s; its log: {}", children.log_of("scheduler-1").display()),

@@ -21,7 +21,7 @@ pub type Verdicts<T> = Vec<std::result::Result<T, Rejection>>;
 /// and then have written nothing.
 #[async_trait]
 #[allow(missing_docs, reason = "each method is documented where its group begins")]
-pub trait Ledger: Send + Sync + 'static {
+pub trait Ledger: crate::firing_port::FiringLedger {
     // ---- set-up -------------------------------------------------------------------------------------------------------
 
     /// Brings the tables to this program's version. Any number of processes may call it at once; one migrates, the others wait.

@@ -8,6 +8,8 @@
 
 pub mod error;
 pub mod fallback;
+pub mod firing_port;
+pub mod firing_rows;
 pub mod job_rows;
 pub mod lease;
 pub mod ledger;
@@ -17,6 +19,8 @@ pub mod rows;
 pub mod sql;
 
 pub use error::{Result, StoreError};
+pub use firing_port::FiringLedger;
+pub use firing_rows::*;
 pub use job_rows::*;
 pub use lease::{IdempotencyHint, IdempotencyStore, LeaseAnswer, LeaseStore, NoIdempotency};
 pub use ledger::Ledger;

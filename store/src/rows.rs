@@ -1,5 +1,6 @@
 //! What goes into the ledger and what comes out, as plain data.
 
+use crate::firing_rows::FireExtra;
 use serde::Serialize;
 use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::job::{JobSpec, OverlapPolicy, RetryPolicy};
@@ -70,6 +71,8 @@ pub struct FireIntent {
     pub action: FireAction,
     /// The job's next instant from now on; `None` leaves it as it is.
     pub next_fire_ms: Option<Option<i64>>,
+    /// Where it comes from and what was asked for, if it is more than an instant of the schedule.
+    pub extra: FireExtra,
 }
 
 /// What to do about an intent.
@@ -77,6 +80,13 @@ pub struct FireIntent {
 pub enum FireAction {
     /// Make the execution, if `shardcron_domain::firing::decide` lets it.
     Fire(NewExecution),
+    /// Keep it for a future instant.
+    Hold {
+        /// When it fires.
+        until_ms: i64,
+        /// In a sentence.
+        reason: String,
+    },
     /// Record that it does not fire.
     Record {
         /// Why not.
@@ -130,6 +140,15 @@ pub enum FireOutcome {
         /// The execution in the way, if one was.
         blocking: Option<ExecutionId>,
     },
+    /// It is kept until its instant comes or the job is free.
+    Waiting {
+        /// In a sentence.
+        reason: String,
+        /// The execution that it waits for, if it is one.
+        blocking: Option<ExecutionId>,
+    },
+    /// It waits already and the job is not free yet; nothing was written.
+    NotYet,
     /// It had been decided before; nothing was written but the next instant.
     Duplicate(Option<ExecutionId>),
     /// The job has another version now, or is gone; nothing was written. Load it and look again.

@@ -124,7 +124,7 @@ async fn b_04_three_nodes_migrate_at_once(world: World) {
     let ledger = SqlLedger::connect(&url, SqlOptions::default()).await.unwrap();
     assert_eq!(ledger.leadership().await.unwrap().epoch, shardcron_domain::Epoch(0));
     let twice = "SELECT COUNT(*) - COUNT(DISTINCT version) FROM shardcron_migrations";
-    assert_eq!(ledger.query(twice, &[]).await.unwrap()[0][0], SqlArg::Int(0));
+    assert_eq!(ledger.query(twice, &[]).await.unwrap()[0][0], SqlArg::Int(0), "each step once");
 }
 
 /// Two leaders fire the same instants; each takes the lead from the other over and over. One execution for each instant (F1), and

@@ -260,6 +260,7 @@ async fn a_midnight_of_many_jobs(world: World) {
             .iter()
             .map(|job| FireIntent {
                 next_fire_ms: Some(Some(T0 + 86_400_000)),
+                extra: Default::default(),
                 ..intent(job.id, "midnight", new_execution(4, OverlapPolicy::Skip))
             })
             .collect();

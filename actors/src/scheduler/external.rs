@@ -1,15 +1,16 @@
 //! Triggers by people and programs: read, fired under the leader's epoch, answered, and only then settled.
 
 use super::Deposed;
+use super::asked::{self, Refused};
 use super::dispatcher::DispatcherActor;
-use super::trigger::{account, announce, new_execution};
+use super::trigger::{account, announce};
 use crate::leadership::Term;
 use crate::ports::{Backoff, Ports};
 use actix::Addr;
 use shardcron_broker::{BrokerError, KeptIn, TriggerDelivery, Triggers};
 use shardcron_domain::messages::TriggerReply;
-use shardcron_domain::{ExecutionId, firing, trigger};
-use shardcron_store::{FireAction, FireIntent, FireOutcome, JobRecord, Params, StoreError};
+use shardcron_domain::trigger;
+use shardcron_store::{FireAction, FireIntent, FireOutcome, NewBackfill, StoreError};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -26,6 +27,11 @@ pub(super) struct Pump {
 struct Case {
     own_id: uuid::Uuid,
     dead: Option<KeptIn>,
+}
+
+enum Asked {
+    Firing(FireIntent),
+    Backfill(NewBackfill),
 }
 
 /// What a trigger became: an answer for its sender, or why it has to be tried again.
@@ -118,30 +124,49 @@ impl Pump {
         let of_transport = || delivery.transport_id.as_deref().map(trigger::transport_request_id);
         let request_id = request.request_id.clone().or_else(of_transport);
         let id = request_id.unwrap_or_else(|| case.own_id.to_string());
-        let intent = match self.intent(&record, &id, case.own_id, request.params) {
-            Ok(intent) => intent,
-            Err(sentence) => return self.reject(delivery, case, sentence).await,
+        let prepared = match &request.backfill {
+            Some(fill) => asked::backfill(&self.ports, &record, (&request, fill, &id)).await.map(Asked::Backfill),
+            None => asked::firing(&self.ports, &record, (&request, &id, case.own_id)).await.map(Asked::Firing),
         };
-        match self.fire(&record.name, intent).await {
+        let outcome = match prepared {
+            Ok(Asked::Firing(intent)) => self.fire(&record.name, intent).await,
+            Ok(Asked::Backfill(new)) => self.begin_backfill(&record.name, &new).await,
+            Err(Refused::Now(e)) => return Handled::Again(e.to_string()),
+            Err(Refused::For(sentence)) => Err(sentence),
+        };
+        match outcome {
             Ok(handled) => handled,
             // Trying again would be refused again, and everything behind it would wait.
             Err(sentence) => self.reject(delivery, case, sentence).await,
         }
     }
 
-    fn intent(&self, record: &JobRecord, id: &str, own_id: uuid::Uuid, params: Params) -> Result<FireIntent, String> {
-        let spec =
-            record.spec.as_ref().map_err(|e| format!("job '{}' can't be read: {e}; apply it again", record.name))?;
-        let nominal_ms = self.ports.clock.now_ms();
-        Ok(FireIntent {
-            job: record.id,
-            version: record.version,
-            fire_key: firing::request_key(id),
-            nominal_ms,
-            scheduled: false,
-            action: FireAction::Fire(new_execution(ExecutionId(own_id), spec, params)?),
-            next_fire_ms: None,
-        })
+    async fn begin_backfill(&self, job: &str, new: &NewBackfill) -> Result<Handled, String> {
+        let now_ms = self.ports.clock.now_ms();
+        let reply = |outcome: &str, message: String| {
+            Handled::Answer(TriggerReply { outcome: outcome.into(), execution: None, message })
+        };
+        match self.ports.ledger.begin_backfill(self.term.epoch, new, now_ms).await {
+            Ok(true) => {
+                tracing::info!(job, request_id = %new.request_id, instants = new.instants.len(), already = new.already, forced = new.forced, "backfilling");
+                let message = format!(
+                    "backfill {} of job '{job}': {} instants to run, {} ran before and are left alone",
+                    new.request_id,
+                    new.instants.len(),
+                    new.already
+                );
+                Ok(reply("backfilling", message))
+            }
+            Ok(false) => {
+                Ok(reply("duplicate", format!("duplicate of backfill {}, which has begun before", new.request_id)))
+            }
+            Err(StoreError::Deposed { .. }) => {
+                self.deposed.report(self.term.epoch);
+                Ok(Handled::Deposed)
+            }
+            Err(e) if e.is_transient() => Ok(Handled::Again(e.to_string())),
+            Err(e) => Err(e.to_string()),
+        }
     }
 
     async fn fire(&self, job: &str, intent: FireIntent) -> Result<Handled, String> {
@@ -181,8 +206,9 @@ impl Pump {
             FireOutcome::Skipped { reason, blocking, .. } => {
                 reply("skipped", blocking.map(|id| id.to_string()), reason)
             }
+            FireOutcome::Waiting { reason, blocking } => reply("waiting", blocking.map(|id| id.to_string()), reason),
             FireOutcome::Busy => Handled::Again(format!("job '{job}' is held by another transaction")),
-            FireOutcome::Stale => Handled::Again(format!("job '{job}' changed meanwhile")),
+            FireOutcome::Stale | FireOutcome::NotYet => Handled::Again(format!("job '{job}' changed meanwhile")),
         })
     }
 

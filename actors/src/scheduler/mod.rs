@@ -1,5 +1,6 @@
 //! The scheduler process: a lease task and three actors, one arbiter each.
 
+mod asked;
 mod delays;
 mod dispatcher;
 mod external;
@@ -8,6 +9,7 @@ mod round;
 mod stand_in;
 mod supervisor;
 mod trigger;
+mod turns;
 
 pub use retention::RetentionOptions;
 

@@ -32,6 +32,10 @@ impl StandIn {
         self.scope.is_none()
     }
 
+    pub(super) fn scope(&self) -> Option<&Scope> {
+        self.scope.as_ref()
+    }
+
     pub(super) fn covers(&self, tier: &str) -> bool {
         self.scope.as_ref().is_none_or(|scope| scope.covers(tier))
     }

@@ -4,7 +4,7 @@
 use super::delays::{self, Delayed};
 use super::dispatcher::{DispatcherActor, NewExecution as Announce};
 use super::stand_in::{LastFired, StandIn};
-use super::{Deposed, TermChanged, external};
+use super::{Deposed, TermChanged, external, turns};
 use crate::guardian::Ping;
 use crate::leadership::Term;
 use crate::ports::{Backoff, Ports, tell};
@@ -57,6 +57,8 @@ pub(super) struct TriggerActor {
     term: Option<Term>,
     /// Ends the pump of the term's external triggers.
     pump: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
+    /// Ends the rounds of the term over what waits and what follows.
+    turns: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
     pub(super) jobs: HashMap<JobId, Ready>,
     revision: Option<i64>,
     wheel: Wheel,
@@ -88,6 +90,7 @@ impl TriggerActor {
             deposed,
             term: None,
             pump: None,
+            turns: None,
             jobs: HashMap::new(),
             revision: None,
             wheel: Wheel::default(),
@@ -285,6 +288,20 @@ impl TriggerActor {
         };
         self.pump = Some((stop, self.ports.io.spawn(pump.run())));
     }
+
+    fn start_turns(&mut self) {
+        let Some(term) = self.term.clone() else { return };
+        let stop = CancellationToken::new();
+        let turns = turns::Turns {
+            scope: self.stand_in.scope().cloned(),
+            ports: self.ports.clone(),
+            dispatcher: self.dispatcher.clone(),
+            deposed: self.deposed.clone(),
+            term,
+            stop: stop.clone(),
+        };
+        self.turns = Some((stop, self.ports.io.spawn(turns.run())));
+    }
 }
 
 /// Notes an outcome in the log and the metrics. The lateness is counted from when it was to fire.
@@ -305,7 +322,11 @@ pub(super) fn account(job: &str, intent: &FireIntent, outcome: &FireOutcome, lat
             telemetry::decision("duplicate");
             tracing::debug!(job, fire_key = %intent.fire_key, "decided before");
         }
-        FireOutcome::Stale | FireOutcome::Busy => {}
+        FireOutcome::Waiting { reason, .. } => {
+            telemetry::decision("waiting");
+            tracing::info!(job, fire_key = %intent.fire_key, reason = %reason, "waits");
+        }
+        FireOutcome::Stale | FireOutcome::Busy | FireOutcome::NotYet => {}
     }
 }
 
@@ -342,6 +363,7 @@ fn scheduled_intent(ready: &Ready, intent: Intent, id: uuid::Uuid) -> FireIntent
         scheduled: true,
         action,
         next_fire_ms: None,
+        extra: Default::default(),
     }
 }
 
@@ -396,7 +418,7 @@ impl Handler<TermChanged> for TriggerActor {
     type Result = ();
 
     fn handle(&mut self, TermChanged(leading): TermChanged, ctx: &mut Self::Context) {
-        if let Some((stop, _)) = self.pump.take() {
+        for (stop, _) in self.pump.take().into_iter().chain(self.turns.take()) {
             stop.cancel();
         }
         self.term = leading.0;
@@ -409,6 +431,7 @@ impl Handler<TermChanged> for TriggerActor {
         if self.term.is_some() && self.finish.is_none() {
             self.load(ctx);
             self.start_pump();
+            self.start_turns();
         }
     }
 }
@@ -582,10 +605,16 @@ impl Handler<Finish> for TriggerActor {
     type Result = ResponseFuture<()>;
 
     fn handle(&mut self, _: Finish, _: &mut Self::Context) -> Self::Result {
-        let pump = self.pump.take().map(|(stop, ended)| {
-            stop.cancel();
-            ended
-        });
+        let tasks: Vec<_> = self
+            .pump
+            .take()
+            .into_iter()
+            .chain(self.turns.take())
+            .map(|(stop, ended)| {
+                stop.cancel();
+                ended
+            })
+            .collect();
         let (done, wait) = oneshot::channel();
         if self.writing {
             self.finish = Some(done);
@@ -597,8 +626,8 @@ impl Handler<Finish> for TriggerActor {
             // A trigger whose firing is committed is acked before the lease goes, or the next leader would fire it again.
             let both = async {
                 let _ = wait.await;
-                if let Some(pump) = pump {
-                    let _ = pump.await;
+                for task in tasks {
+                    let _ = task.await;
                 }
             };
             let _ = tokio::time::timeout(Duration::from_secs(5), both).await;

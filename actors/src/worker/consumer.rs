@@ -190,6 +190,8 @@ impl ConsumerActor {
         entry.step = Step::Running;
         self.running += 1;
         self.show_running(1);
+        let stop = self.stop.child_token();
+        let listed = self.parts.shared.cancels.list(attempt, stop.clone());
         let run = Attempt {
             ports: self.parts.ports.clone(),
             heads: self.parts.heads.clone(),
@@ -197,7 +199,7 @@ impl ConsumerActor {
             owner: self.parts.owner,
             attempt,
             checkpoint,
-            stop: self.stop.clone(),
+            stop,
             fence: self.fence.clone(),
             fenced_grace: self.parts.fenced_grace,
             shared: self.parts.shared.clone(),
@@ -205,6 +207,8 @@ impl ConsumerActor {
         let me = ctx.address();
         let horizon = self.parts.ack_horizon;
         self.parts.ports.io.spawn(async move {
+            // Off the list when the attempt has ended.
+            let _listed = listed;
             let run = run.run();
             tokio::pin!(run);
             let (end, took, leftover) = tokio::select! {

@@ -1,6 +1,7 @@
 //! The worker process: a consumer for each tier, one recorder, one heartbeat.
 
 mod attempt;
+mod cancel;
 mod consumer;
 mod heartbeat;
 mod progress;
@@ -55,6 +56,7 @@ pub struct WorkerOptions {
 pub(crate) struct Shared {
     pub(crate) running: AtomicU32,
     pub(crate) draining: AtomicBool,
+    pub(crate) cancels: Arc<cancel::Cancels>,
     progress: Arc<progress::Watched>,
 }
 
@@ -104,6 +106,7 @@ impl Worker {
         // Nobody vouches for what a worker without a heartbeat runs, so it takes nothing before its first beat is taken.
         heartbeat::first_beat(&ports, incarnation, &options).await;
         let shared = Arc::new(Shared::default());
+        ports.io.spawn(cancel::watch(ports.clone(), Arc::downgrade(&shared.cancels)));
         let (ended_tx, ended) = watch::channel(None);
         let mut stages: Vec<Stage> = (0..2).map(|_| ports.io.stage()).collect();
 

@@ -1,6 +1,6 @@
 //! The consumer of one tier. It has no task of its own: it polls while somebody waits for deliveries.
 
-use super::{AWAY_FIRST, AWAY_MAX, IDLE_FIRST, Inner, clamp};
+use super::{AWAY_FIRST, AWAY_MAX, IDLE_FIRST, Inner, clamp, spread};
 use crate::backoff::Backoff;
 use crate::metric_definitions as m;
 use crate::port::{Acker, Arrival, Consumer, Deliveries, Delivery, POLLED, Tag};
@@ -175,8 +175,9 @@ impl LedgerDeliveries {
         // On a copy: a caller that gives up in the middle must not lose what the ledger was about to say.
         let mut cursor = self.cursor;
         let limit = free.min(limits::GROUP_COMMIT_ENTRIES);
-        let answer = self.inner.ledger.claimable(&self.tier, &mut cursor, self.inner.now_ms(), limit).await;
-        let attempts = match self.inner.heard(answer) {
+        let answer =
+            self.inner.ledger.claimable(&self.tier, &mut cursor, self.inner.now_ms(), limit * spread::WIDTH).await;
+        let mut attempts = match self.inner.heard(answer) {
             Ok(attempts) => attempts,
             Err(error) => {
                 self.inner.turns.looked(&self.tier, false, true);
@@ -184,7 +185,13 @@ impl LedgerDeliveries {
                 return Look::Pause(self.away.pause());
             }
         };
-        self.cursor = cursor;
+        let full = attempts.len() == limit * spread::WIDTH;
+        let run = spread::choose(attempts.len(), limit, spread::dice());
+        // What is behind the chosen run is looked at next; what is before it is left to others, and to the next round.
+        let next = attempts.get(run.end.saturating_sub(1)).filter(|_| run.end < attempts.len() || full);
+        self.cursor = next.map_or(cursor, |at| PollCursor { execution: Some(at.execution), index: at.index + 1 });
+        attempts.truncate(run.end);
+        attempts.drain(..run.start);
         self.away.reset();
         let anything = !attempts.is_empty();
         let deliveries = self.hand_out(attempts);

@@ -2,6 +2,7 @@
 //! is away. A publish in the same process wakes the pollers; one from another process is found within the poll interval.
 
 mod consumer;
+mod spread;
 mod triggers;
 mod turns;
 

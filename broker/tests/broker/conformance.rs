@@ -165,6 +165,7 @@ pub async fn fire(ledger: &SqlLedger, epoch: shardcron_domain::Epoch, count: u32
         scheduled: true,
         action: FireAction::Fire(new),
         next_fire_ms: None,
+        extra: Default::default(),
     };
     assert_eq!(ledger.fire(epoch, &[intent], T0).await.unwrap(), [FireOutcome::Fired(id)]);
     assert_eq!(ledger.materialize(epoch, id, count).await.unwrap(), count);
@@ -322,6 +323,7 @@ async fn a_trigger_is_taken_until_it_is_settled(world: World) {
         job: "demo".into(),
         params: serde_json::from_str(r#"{"date":"2013-01-31"}"#).unwrap(),
         request_id: Some(id.into()),
+        ..TriggerRequest::default()
     };
     let mut triggers = world.broker().triggers().await.unwrap();
     world.broker().send_trigger(&request("r1")).await.unwrap();

@@ -212,8 +212,7 @@ async fn dead_letters_and_triggers_are_kept_although_nothing_was_declared() {
     let rabbit = rabbit().await;
     rabbit.up().await;
     rabbit.broker.put_dead(b"x", "no such job").await.unwrap();
-    let request =
-        shardcron_domain::messages::TriggerRequest { job: "demo".into(), params: Default::default(), request_id: None };
+    let request = shardcron_domain::messages::TriggerRequest { job: "demo".into(), ..Default::default() };
     rabbit.broker.send_trigger(&request).await.unwrap();
     let queues = rabbit.manage(|m| m.queues()).await.unwrap();
     assert!(queues.contains(&"shardcron.dead".to_owned()) && queues.contains(&"shardcron.triggers".to_owned()));

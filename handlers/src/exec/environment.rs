@@ -21,7 +21,7 @@ pub(crate) fn of(context: &ShardContext) -> Result<Vec<(String, String)>, ShardE
     let mut put = |name: &str, value: String| all.push((format!("SHARDCRON_{name}"), value));
     put("JOB", context.job.clone());
     put("EXECUTION", attempt.execution.to_string());
-    put("SHARD_INDEX", attempt.index.to_string());
+    put("SHARD_INDEX", context.shard_index.to_string());
     put("SHARDS_TOTAL", context.shards_total.to_string());
     put("ATTEMPT", attempt.attempt.to_string());
     put("IDEMPOTENCY_KEY", context.idempotency_key());

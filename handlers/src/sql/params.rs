@@ -55,7 +55,7 @@ impl<'a> Values<'a> {
         let context = self.context;
         let attempt = context.attempt;
         let mut all = vec![
-            ("shard_index", SqlArg::Int(attempt.index.into())),
+            ("shard_index", SqlArg::Int(self.context.shard_index.into())),
             ("shards_total", SqlArg::Int(context.shards_total.into())),
             ("execution", SqlArg::Text(attempt.execution.to_string())),
             ("attempt", SqlArg::Int(attempt.attempt.into())),

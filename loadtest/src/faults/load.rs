@@ -217,6 +217,7 @@ impl Asking {
                 job: request.job.into(),
                 params: Default::default(),
                 request_id: Some(request.id.clone()),
+                ..Default::default()
             };
             // Away or without an answer: asked again at the next look, under the same id.
             match tokio::time::timeout(SEND_PATIENCE, self.broker.send_trigger(&message)).await {

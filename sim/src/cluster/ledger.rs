@@ -114,6 +114,59 @@ macro_rules! read {
 }
 
 #[async_trait]
+impl FiringLedger for SimLedger {
+    async fn touch_epoch(&self, epoch: Epoch, now_ms: i64) -> Result<()> {
+        read!(self.touch_epoch(epoch, now_ms))
+    }
+    async fn epochs(&self, upto: Option<Epoch>, limit: usize) -> Result<Vec<EpochRow>> {
+        read!(self.epochs(upto, limit))
+    }
+    async fn latest_decision(&self, job: JobId) -> Result<Option<DecisionRow>> {
+        read!(self.latest_decision(job))
+    }
+    async fn set_scope_paused(&self, scope: &str, paused_by: Option<&str>, who: &str, now_ms: i64) -> Result<bool> {
+        read!(self.set_scope_paused(scope, paused_by, who, now_ms))
+    }
+    async fn pauses(&self) -> Result<Vec<PauseRow>> {
+        read!(self.pauses())
+    }
+    async fn waiting_heads(&self, now_ms: i64, limit: usize) -> Result<Vec<WaitingRow>> {
+        read!(self.waiting_heads(now_ms, limit))
+    }
+    async fn waiting_count(&self, job: JobId) -> Result<u32> {
+        read!(self.waiting_count(job))
+    }
+    async fn begin_backfill(&self, epoch: Epoch, new: &NewBackfill, now_ms: i64) -> Result<bool> {
+        let new = new.clone();
+        let effect = move |world: &World, epoch| world.real(world.sql().begin_backfill(epoch, &new, now_ms));
+        self.lead("begin_backfill", epoch, effect).await
+    }
+    async fn backfill(&self, job: JobId, request_id: &str) -> Result<Option<BackfillRow>> {
+        read!(self.backfill(job, request_id))
+    }
+    async fn ran(&self, job: JobId, fire_keys: &[String]) -> Result<Vec<String>> {
+        read!(self.ran(job, fire_keys))
+    }
+    async fn watches(&self, limit: usize) -> Result<Vec<WatchRow>> {
+        read!(self.watches(limit))
+    }
+    async fn drop_watches(&self, epoch: Epoch, ids: &[i64]) -> Result<()> {
+        let ids = ids.to_vec();
+        let effect = move |world: &World, epoch| world.real(world.sql().drop_watches(epoch, &ids));
+        self.lead("drop_watches", epoch, effect).await
+    }
+    async fn result_summary(&self, execution: ExecutionId, summary_bytes: usize) -> Result<Option<ResultSummary>> {
+        read!(self.result_summary(execution, summary_bytes))
+    }
+    async fn cancelled(&self, among: &[ExecutionId]) -> Result<Vec<ExecutionId>> {
+        read!(self.cancelled(among))
+    }
+    async fn cancellation(&self, execution: ExecutionId) -> Result<Option<CancellationRow>> {
+        read!(self.cancellation(execution))
+    }
+}
+
+#[async_trait]
 impl Ledger for SimLedger {
     async fn migrate(&self) -> Result<()> {
         read!(self.migrate())

@@ -163,8 +163,11 @@ impl Oracle {
                     return Err(Broken::Rules(format!("{} is a duplicate of nothing", intent.fire_key)));
                 }
                 (FireOutcome::Duplicate(_), _) => {}
-                (FireOutcome::Stale | FireOutcome::Busy, _) => continue,
-                (FireOutcome::Fired(id), FireAction::Record { .. }) => {
+                (FireOutcome::Waiting { .. }, _) => {
+                    self.keys.insert(key, None);
+                }
+                (FireOutcome::Stale | FireOutcome::Busy | FireOutcome::NotYet, _) => continue,
+                (FireOutcome::Fired(id), FireAction::Record { .. } | FireAction::Hold { .. }) => {
                     return Err(Broken::Rules(format!("{id} was made although it was not to be")));
                 }
             }

@@ -123,9 +123,10 @@ impl Ledger {
         let existing = self.runs.iter().find(|r| r.instant == instant).map(id_of);
         let active: Vec<ExecutionId> =
             self.runs.iter().filter(|r| !r.counters.phase.is_terminal()).map(id_of).collect();
-        let now = JobNow { paused_by: None, active, existing, decided: decided.is_some() };
+        let now = JobNow { active, existing, decided: decided.is_some(), ..JobNow::default() };
         let kind = match decide(OverlapPolicy::Skip, &now, true) {
-            Verdict::Duplicate(_) => None,
+            // The model's policy is skip, which neither waits nor replaces.
+            Verdict::Duplicate(_) | Verdict::Wait(..) | Verdict::NotYet | Verdict::Replace(_) => None,
             Verdict::Skip(kind, ..) => Some(kind),
             Verdict::Fire => {
                 let row = Row { shard: Shard::new(), outbox: Some(1), results: 0 };

@@ -149,19 +149,25 @@ impl Ledger {
         let kind = match action {
             Err(_) if decided => return Ok(None),
             Err(kind) => *kind,
-            Ok(id) => match decide(spec.overlap, &JobNow { paused_by, active, existing, decided }, true) {
-                Verdict::Duplicate(Some(existing)) if existing == *id => return Ok(Some(existing)),
-                Verdict::Duplicate(_) => return Ok(None),
-                Verdict::Skip(kind, ..) => kind,
-                Verdict::Fire => {
-                    let shards = ShardPlan::from_spec(&spec.shards).map_or(1, |plan| plan.count());
-                    let rows = (0..shards).map(|_| Row { shard: Shard::new(), results: 0 }).collect();
-                    let (counters, nominal_ms) = (Execution::new(shards), *nominal_ms);
-                    self.executions.insert(*id, Run { job: *job, nominal_ms, counters, dispatched: 0, rows });
-                    self.active.insert(*id);
-                    DecisionKind::Fired
+            Ok(id) => {
+                match decide(spec.overlap, &JobNow { paused_by, active, existing, decided, ..JobNow::default() }, true)
+                {
+                    Verdict::Duplicate(Some(existing)) if existing == *id => return Ok(Some(existing)),
+                    // The simulated jobs' policies are skip and allow, which neither wait nor replace.
+                    Verdict::Duplicate(_) | Verdict::Wait(..) | Verdict::NotYet | Verdict::Replace(_) => {
+                        return Ok(None);
+                    }
+                    Verdict::Skip(kind, ..) => kind,
+                    Verdict::Fire => {
+                        let shards = ShardPlan::from_spec(&spec.shards).map_or(1, |plan| plan.count());
+                        let rows = (0..shards).map(|_| Row { shard: Shard::new(), results: 0 }).collect();
+                        let (counters, nominal_ms) = (Execution::new(shards), *nominal_ms);
+                        self.executions.insert(*id, Run { job: *job, nominal_ms, counters, dispatched: 0, rows });
+                        self.active.insert(*id);
+                        DecisionKind::Fired
+                    }
                 }
-            },
+            }
         };
         self.decisions.insert((*job, *nominal_ms), kind);
         let twins = self.executions.iter().filter(of_key).count();

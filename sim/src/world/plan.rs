@@ -147,6 +147,7 @@ impl Job {
         let spec = JobSpec {
             name: format!("job-{number}"),
             schedule: Some(schedule.clone()),
+            after: None,
             shards: ShardsSpec { range: Some(range), count: Some(shards as u32), ..ShardsSpec::default() },
             handler: HandlerSpec::Rust { name: "sim".into() },
             tier: "core".into(),

@@ -99,6 +99,14 @@ impl Dialect {
         }
     }
 
+    /// The head and the tail of an insert that leaves a row alone which exists under `keys`.
+    pub(crate) fn insert_ignore(self, table: &str, keys: &str) -> (String, String) {
+        match self {
+            Dialect::MySql => (format!("INSERT IGNORE INTO {table}"), String::new()),
+            Dialect::Sqlite => (format!("INSERT INTO {table}"), format!(" ON CONFLICT ({keys}) DO NOTHING")),
+        }
+    }
+
     /// A text literal of hexadecimal digits, which can't end a statement.
     pub(crate) fn text(self, text: &str) -> String {
         match self {

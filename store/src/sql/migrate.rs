@@ -7,12 +7,14 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, SqlSafeStr as _};
 
 const MYSQL: &[(i64, &str, &str)] = &[
     (1, "ledger", include_str!("../../migrations/mysql/0001_ledger.sql")),
+    (2, "firing", include_str!("../../migrations/mysql/0002_firing.sql")),
     (3, "stall", include_str!("../../migrations/mysql/0003_stall.sql")),
     (5, "polling", include_str!("../../migrations/mysql/0005_polling.sql")),
     (6, "jobs", include_str!("../../migrations/mysql/0006_jobs.sql")),
 ];
 const SQLITE: &[(i64, &str, &str)] = &[
     (1, "ledger", include_str!("../../migrations/sqlite/0001_ledger.sql")),
+    (2, "firing", include_str!("../../migrations/sqlite/0002_firing.sql")),
     (3, "stall", include_str!("../../migrations/sqlite/0003_stall.sql")),
     (5, "polling", include_str!("../../migrations/sqlite/0005_polling.sql")),
     (6, "jobs", include_str!("../../migrations/sqlite/0006_jobs.sql")),

@@ -98,6 +98,7 @@ pub fn intent(job: JobId, fire_key: &str, new: NewExecution) -> FireIntent {
         scheduled: true,
         action: FireAction::Fire(new),
         next_fire_ms: None,
+        extra: Default::default(),
     }
 }
 

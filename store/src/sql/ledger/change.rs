@@ -1,5 +1,6 @@
 //! Changes of jobs: created, updated, deleted, in one transaction.
 
+use super::edges;
 use super::jobs::{Audit, LIVING, bump_revision};
 use super::too_many;
 use crate::error::{Result, StoreError};
@@ -130,6 +131,7 @@ impl<'c> Writer<'c> {
                 changed.deleted.push(name.clone());
             }
         }
+        let gone: Vec<i64> = changed.deleted.iter().filter_map(|name| stored.get(name)).map(|old| old.id).collect();
         if source.is_some() || !versions.is_empty() {
             let stored = read_stored(tx, &names).await?;
             self.write_versions(tx, &versions, &stored).await?;
@@ -137,6 +139,11 @@ impl<'c> Writer<'c> {
                 self.write_sources(tx, source, &stored).await?;
             }
         }
+        let new: BTreeSet<&str> = versions.iter().map(|version| version.name).collect();
+        let specs: Vec<&JobSpec> =
+            apply.iter().map(|change| &change.spec).filter(|spec| new.contains(spec.name.as_str())).collect();
+        edges::write_edges(tx, &specs).await?;
+        edges::drop_edges(tx, &gone).await?;
         if !versions.is_empty() || !changed.deleted.is_empty() {
             self.audit.write(tx).await?;
             bump_revision(tx).await?;

@@ -1,18 +1,22 @@
 //! Firings: the decision inside the transaction, and what it writes.
 
+use super::cancel::{CANCELLED_BY, cancel_statements};
+use super::fire_state::{State, read_state};
 use super::leader::check_fence;
 use super::too_many;
 use crate::error::{Result, StoreError};
+use crate::firing_rows::WaitingKind;
 use crate::rows::{DecisionRow, FireAction, FireIntent, FireOutcome, NewExecution};
 use crate::sql::SqlLedger;
 use crate::sql::bulk::{Bulk, kept};
+use crate::sql::dialect::Dialect;
 use crate::sql::fault::{Fault, Kind, Outcome};
 use crate::sql::pool::Tx;
 use crate::sql::value::{Row, hex, number_list};
-use shardcron_domain::firing::{DecisionKind, JobNow, Verdict, decide};
+use shardcron_domain::firing::{DecisionKind, Verdict, decide};
 use shardcron_domain::limits::{ERROR_BYTES, FIRE_KEY_BYTES, FIRINGS_PER_WRITE, SHARD_ROWS_PER_WRITE};
 use shardcron_domain::{Epoch, ExecutionId, JobId};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Bounds that would otherwise fail the whole batch at the server, or cut a key silently.
@@ -30,36 +34,68 @@ pub(crate) fn check_batch(intents: &[FireIntent]) -> Result<()> {
     }
 }
 
-/// What the transaction knows of one job, its own effects included.
-#[derive(Default)]
-struct JobState {
-    version: u32,
-    paused_by: Option<String>,
-    active: Vec<ExecutionId>,
-    /// Decided fire keys, with the execution where one was made.
-    decided: HashMap<String, Option<ExecutionId>>,
-    /// Somebody else holds its row; nothing may be decided.
-    held: bool,
-}
-
-impl JobState {
-    fn now(&self, fire_key: &str) -> JobNow {
-        let decided = self.decided.get(fire_key);
-        JobNow {
-            paused_by: self.paused_by.clone(),
-            active: self.active.clone(),
-            existing: decided.copied().flatten(),
-            decided: decided.is_some(),
-        }
-    }
-}
-
 /// What is to be written, collected over the batch so that the number of statements does not grow with it.
 struct Writes {
     executions: Bulk,
     shards: Bulk,
     decisions: Bulk,
+    /// Decisions in the place of earlier ones.
+    replaced: Bulk,
+    watches: Bulk,
+    waiting: Bulk,
+    /// Rows of what waits: those that now wait for their job to be free, and those that have had their turn.
+    queued_now: Vec<i64>,
+    waited: Vec<i64>,
+    /// Ends of upstreams.
+    taken_up: Vec<i64>,
+    cancels: Vec<String>,
     next: BTreeMap<JobId, Option<i64>>,
+}
+
+impl Writes {
+    fn new(dialect: Dialect) -> Self {
+        let decisions = "INSERT INTO decisions (job_id, fire_key, nominal_ms, kind, reason, decided_ms, epoch, execution_id) VALUES ";
+        let tail = dialect
+            .upsert("job_id, fire_key", &["nominal_ms", "kind", "reason", "decided_ms", "epoch", "execution_id"]);
+        Writes {
+            executions: Bulk::new(
+                "INSERT INTO executions (id, job_id, version, fire_key, state, tier, nominal_ms, fired_ms, epoch, timeout_ms, \
+                 plan, params, shards_total, materialized, stall_ms) VALUES ",
+                "",
+            ),
+            shards: Bulk::new("INSERT INTO shards (execution_id, shard_index) VALUES ", ""),
+            decisions: Bulk::new(decisions, ""),
+            replaced: Bulk::new(decisions, tail),
+            watches: Bulk::new("INSERT INTO watches (job_id, upstream_id, execution_id) VALUES ", ""),
+            waiting: Bulk::new(
+                "INSERT INTO waiting (job_id, fire_key, nominal_ms, kind, scheduled, not_before_ms, request, put_ms) VALUES ",
+                "",
+            ),
+            queued_now: Vec::new(),
+            waited: Vec::new(),
+            taken_up: Vec::new(),
+            cancels: Vec::new(),
+            next: BTreeMap::new(),
+        }
+    }
+
+    fn into_statements(self) -> Vec<String> {
+        let bulks = [self.executions, self.shards, self.watches, self.decisions, self.replaced, self.waiting];
+        let mut statements: Vec<String> = bulks.into_iter().flat_map(Bulk::into_statements).collect();
+        if !self.queued_now.is_empty() {
+            let list = number_list(&self.queued_now);
+            statements.push(format!("UPDATE waiting SET kind = {} WHERE id IN ({list})", WaitingKind::Queued.code()));
+        }
+        for (table, ids) in [("waiting", self.waited), ("watches", self.taken_up)] {
+            if !ids.is_empty() {
+                statements.push(format!("DELETE FROM {table} WHERE id IN ({})", number_list(&ids)));
+            }
+        }
+        // After the inserts: a batch may replace what it has made itself.
+        statements.extend(self.cancels);
+        statements.extend(move_next(&self.next));
+        statements
+    }
 }
 
 impl SqlLedger {
@@ -71,23 +107,11 @@ impl SqlLedger {
     ) -> Outcome<Vec<FireOutcome>> {
         let mut tx = self.db.begin().await?;
         check_fence(&mut tx, epoch).await?;
-        let mut jobs = read_state(&mut tx, intents).await?;
-        let mut writes = Writes {
-            executions: Bulk::new(
-                "INSERT INTO executions (id, job_id, version, fire_key, state, tier, nominal_ms, fired_ms, epoch, timeout_ms, \
-                 plan, params, shards_total, materialized, stall_ms) VALUES ",
-                "",
-            ),
-            shards: Bulk::new("INSERT INTO shards (execution_id, shard_index) VALUES ", ""),
-            decisions: Bulk::new(
-                "INSERT INTO decisions (job_id, fire_key, nominal_ms, kind, reason, decided_ms, epoch, execution_id) VALUES ",
-                "",
-            ),
-            next: BTreeMap::new(),
-        };
+        let mut state = read_state(&mut tx, intents).await?;
+        let mut writes = Writes::new(tx.dialect());
         let mut outcomes = Vec::with_capacity(intents.len());
         for intent in intents {
-            outcomes.push(settle(&tx, &mut jobs, &mut writes, (epoch, intent, now_ms))?);
+            outcomes.push(settle(&tx, &mut state, &mut writes, (epoch, intent, now_ms))?);
         }
         // A unique key that exists although the look did not find it: a leader of an epoch that this one has just deposed, or a
         // row that retention left. Looked at again, it is a duplicate.
@@ -95,10 +119,7 @@ impl SqlLedger {
             Fault::Server { kind: Kind::Duplicate, .. } => Fault::Moved,
             other => other,
         };
-        let mut statements = writes.executions.into_statements();
-        statements.extend(writes.shards.into_statements());
-        statements.extend(writes.decisions.into_statements());
-        statements.extend(move_next(&writes.next));
+        let statements = writes.into_statements();
         tx.raw_batch(&statements).await.map_err(moved)?;
         tx.commit().await?;
         Ok(outcomes)
@@ -107,6 +128,15 @@ impl SqlLedger {
     pub(super) async fn read_decision(&self, job: JobId, fire_key: &str) -> Outcome<Option<DecisionRow>> {
         let sql = format!("SELECT {DECISION} FROM decisions WHERE job_id = ? AND fire_key = ?");
         let rows = self.db.rows(&sql, &[job.0.into(), fire_key.into()]).await?;
+        rows.first().map(decision_row).transpose()
+    }
+
+    pub(super) async fn read_latest_decision(&self, job: JobId) -> Outcome<Option<DecisionRow>> {
+        // Of the latest instants the one that was decided last; a backfill's past instants are asked for by name.
+        let sql = format!(
+            "SELECT {DECISION} FROM decisions WHERE job_id = ? ORDER BY nominal_ms DESC, decided_ms DESC LIMIT 1"
+        );
+        let rows = self.db.rows(&sql, &[job.0.into()]).await?;
         rows.first().map(decision_row).transpose()
     }
 
@@ -141,88 +171,90 @@ fn decision_row(row: &Row) -> Outcome<DecisionRow> {
     })
 }
 
-/// Locks the batch's jobs in the order of their ids and reads what the decisions need, in three statements. Whose row is locked by
-/// somebody else is left out: one job that is held must not make all others late (case D-09).
-async fn read_state(tx: &mut Tx, intents: &[FireIntent]) -> Outcome<HashMap<JobId, JobState>> {
-    let ids: BTreeSet<i64> = intents.iter().map(|i| i.job.0).collect();
-    let list = number_list(&ids);
-    let lock = tx.dialect().for_update_skipping();
-    let mut jobs: HashMap<JobId, JobState> = HashMap::new();
-    let sql = format!(
-        "SELECT id, version, paused_by FROM jobs WHERE id IN ({list}) \
-         AND NOT EXISTS (SELECT 1 FROM deleted_jobs d WHERE d.job_id = jobs.id) ORDER BY id{lock}"
-    );
-    for row in tx.raw_rows(&sql).await? {
-        let state = JobState { version: row.count(1)?, paused_by: row.opt_text(2)?, ..JobState::default() };
-        jobs.insert(JobId(row.int(0)?), state);
-    }
-    if jobs.len() < ids.len() {
-        let missing = number_list(ids.iter().filter(|id| !jobs.contains_key(&JobId(**id))));
-        for row in tx.raw_rows(&format!("SELECT id, version FROM jobs WHERE id IN ({missing})")).await? {
-            let state = JobState { version: row.count(1)?, held: true, ..JobState::default() };
-            jobs.insert(JobId(row.int(0)?), state);
-        }
-    }
-    let sql = format!("SELECT job_id, id FROM executions WHERE state = 0 AND job_id IN ({list}) ORDER BY id");
-    for row in tx.raw_rows(&sql).await? {
-        if let Some(state) = jobs.get_mut(&JobId(row.int(0)?)) {
-            state.active.push(row.id(1, ExecutionId::from_slice)?);
-        }
-    }
-    let mut keys = String::new();
-    for intent in intents {
-        let or = if keys.is_empty() { "" } else { " OR " };
-        // Writing to a String can't fail.
-        let _ = write!(keys, "{or}(job_id = {} AND fire_key = {})", intent.job.0, tx.dialect().text(&intent.fire_key));
-    }
-    let sql = format!("SELECT job_id, fire_key, kind, execution_id FROM decisions WHERE {keys}");
-    for row in tx.raw_rows(&sql).await? {
-        let fired = row.int(2)? == DecisionKind::Fired.code();
-        let execution = row.opt_id(3, ExecutionId::from_slice)?.filter(|_| fired);
-        if let Some(state) = jobs.get_mut(&JobId(row.int(0)?)) {
-            state.decided.insert(row.text(1)?, execution);
-        }
-    }
-    Ok(jobs)
-}
-
 /// One intent: decided on the state so far, which then holds its effects, so that the batch's next intent of the job sees them.
 fn settle(
     tx: &Tx,
-    jobs: &mut HashMap<JobId, JobState>,
+    state: &mut State,
     writes: &mut Writes,
     (epoch, intent, now_ms): (Epoch, &FireIntent, i64),
 ) -> Outcome<FireOutcome> {
-    let Some(state) = jobs.get_mut(&intent.job).filter(|state| state.version == intent.version) else {
+    let Some(job) = state.jobs.get(&intent.job).filter(|job| job.version == intent.version) else {
         return Ok(FireOutcome::Stale);
     };
-    if state.held {
+    if job.held {
         return Ok(FireOutcome::Busy);
     }
     if let Some(next) = intent.next_fire_ms {
         writes.next.insert(intent.job, next);
     }
-    let now = state.now(&intent.fire_key);
+    let paused_by = match &intent.action {
+        FireAction::Fire(new) => state.paused_by(job, &new.tier),
+        FireAction::Hold { .. } | FireAction::Record { .. } => None,
+    };
+    let now = job.now(intent, paused_by);
+    let still_waits = state.still_waits(intent);
+    let Some(job) = state.jobs.get_mut(&intent.job) else { return Ok(FireOutcome::Stale) };
+    let duplicate = |existing: Option<ExecutionId>, writes: &mut Writes| {
+        take_up(writes, intent);
+        FireOutcome::Duplicate(existing)
+    };
+    let note = intent.extra.request.note.as_deref();
     let (kind, reason, execution) = match &intent.action {
+        _ if !still_waits && now.existing.is_none() => return Ok(duplicate(None, writes)),
         FireAction::Fire(new) => match decide(new.overlap, &now, intent.scheduled) {
             // The answer to an earlier call with this very execution was lost.
             Verdict::Duplicate(Some(existing)) if existing == new.id => return Ok(FireOutcome::Fired(existing)),
-            Verdict::Duplicate(existing) => return Ok(FireOutcome::Duplicate(existing)),
+            Verdict::Duplicate(existing) => return Ok(duplicate(existing, writes)),
+            Verdict::NotYet => return Ok(FireOutcome::NotYet),
             Verdict::Skip(kind, reason, blocking) => (kind, Some(reason), blocking),
-            Verdict::Fire => {
+            Verdict::Wait(reason, blocking) => {
+                hold(tx, writes, (intent, WaitingKind::Queued, now_ms, now_ms))?;
+                job.queued += 1;
+                (DecisionKind::Waiting, Some(reason), blocking)
+            }
+            verdict => {
+                let mut words: Vec<String> = note.map(str::to_owned).into_iter().collect();
+                if let Verdict::Replace(running) = verdict {
+                    for old in running {
+                        let why = format!(
+                            "replaced by execution {} for {}, as the overlap policy says",
+                            new.id, intent.fire_key
+                        );
+                        writes.cancels.extend(cancel_statements(tx.dialect(), old, (CANCELLED_BY, &why, now_ms)));
+                        words.push(format!(
+                            "execution {old} still ran and was cancelled (overlap policy cancel_running)"
+                        ));
+                    }
+                    job.active.clear();
+                }
+                words.extend(job.before(&intent.fire_key).map(str::to_owned));
                 write_execution(tx, writes, new, (epoch, intent, now_ms))?;
-                state.active.push(new.id);
-                (DecisionKind::Fired, None, Some(new.id))
+                for downstream in &job.downstream {
+                    let row = [downstream.0.into(), intent.job.0.into(), new.id.as_bytes().into()];
+                    writes.watches.push_row(tx.dialect(), &row);
+                }
+                job.active.push(new.id);
+                let words = Some(words.join("; ")).filter(|text| !text.is_empty());
+                (DecisionKind::Fired, words, Some(new.id))
             }
         },
-        FireAction::Record { .. } if now.existing.is_some() || now.decided => {
-            return Ok(FireOutcome::Duplicate(now.existing));
+        _ if now.existing.is_some() || now.decided => return Ok(duplicate(now.existing, writes)),
+        FireAction::Hold { until_ms, reason } => {
+            hold(tx, writes, (intent, WaitingKind::Future, *until_ms, now_ms))?;
+            (DecisionKind::Waiting, Some(reason.clone()), None)
         }
-        FireAction::Record { kind, reason } => (*kind, Some(kept(reason, ERROR_BYTES)), None),
+        FireAction::Record { kind, reason } => (*kind, Some(reason.clone()), None),
     };
-    let fired = kind == DecisionKind::Fired;
-    state.decided.insert(intent.fire_key.clone(), execution.filter(|_| fired));
-    writes.decisions.push_row(
+    let reason = reason.map(|text| kept(&text, ERROR_BYTES));
+    let replaces = job.before(&intent.fire_key).is_some();
+    job.note(&intent.fire_key, kind, execution);
+    if kind != DecisionKind::Waiting {
+        take_up(writes, intent);
+    } else {
+        writes.taken_up.extend(&intent.extra.watches);
+    }
+    let bulk = if replaces { &mut writes.replaced } else { &mut writes.decisions };
+    bulk.push_row(
         tx.dialect(),
         &[
             intent.job.0.into(),
@@ -235,10 +267,45 @@ fn settle(
             execution.as_ref().map(|e| e.as_bytes()).into(),
         ],
     );
-    Ok(match (execution, fired) {
-        (Some(id), true) => FireOutcome::Fired(id),
-        (blocking, _) => FireOutcome::Skipped { kind, reason: reason.unwrap_or_default(), blocking },
+    Ok(match (kind, execution) {
+        (DecisionKind::Fired, Some(id)) => FireOutcome::Fired(id),
+        (DecisionKind::Waiting, blocking) => FireOutcome::Waiting { reason: reason.unwrap_or_default(), blocking },
+        (kind, blocking) => FireOutcome::Skipped { kind, reason: reason.unwrap_or_default(), blocking },
     })
+}
+
+/// The rows that an intent comes from are gone with its decision.
+fn take_up(writes: &mut Writes, intent: &FireIntent) {
+    writes.waited.extend(intent.extra.waiting.map(|at| at.id));
+    writes.taken_up.extend(&intent.extra.watches);
+}
+
+/// Keeps a firing for later: a new row, or a row that was kept for its instant and now waits for the job to be free.
+fn hold(
+    tx: &Tx,
+    writes: &mut Writes,
+    (intent, kind, not_before_ms, now_ms): (&FireIntent, WaitingKind, i64, i64),
+) -> Outcome<()> {
+    if let Some(at) = intent.extra.waiting {
+        writes.queued_now.push(at.id);
+        return Ok(());
+    }
+    let request = serde_json::to_string(&intent.extra.request)
+        .map_err(|e| Fault::invalid(format!("what was asked for can't be written as JSON: {e}")))?;
+    writes.waiting.push_row(
+        tx.dialect(),
+        &[
+            intent.job.0.into(),
+            intent.fire_key.as_str().into(),
+            intent.nominal_ms.into(),
+            kind.code().into(),
+            i64::from(intent.scheduled).into(),
+            not_before_ms.into(),
+            request.into(),
+            now_ms.into(),
+        ],
+    );
+    Ok(())
 }
 
 fn write_execution(

@@ -30,6 +30,8 @@ impl SqlLedger {
             Some(row) => row.int(0)?,
             None => return Err(Fault::corrupt("the leader's row is gone".into())),
         };
+        let begin = "INSERT INTO epochs (epoch, holder, from_ms, seen_ms) VALUES (?, ?, ?, ?)";
+        tx.run(begin, &[epoch.into(), kept(holder, 255).into(), now_ms.into(), now_ms.into()]).await?;
         tx.commit().await?;
         Ok(Epoch(epoch))
     }

@@ -1,10 +1,14 @@
 //! The ledger's port over SQL, one file for each duty.
 
+mod cancel;
 mod change;
 mod claim;
 mod delayed;
 mod dispatch;
+mod edges;
 mod fire;
+mod fire_state;
+mod follow;
 mod jobs;
 mod leader;
 mod look;
@@ -12,14 +16,18 @@ mod polling;
 mod prune;
 mod record;
 mod rows;
+mod scopes;
 mod step;
 mod supervise;
 mod takeover;
 mod triggers;
+mod waiting;
 
 use super::SqlLedger;
 use super::fault::{Fault, with_retries};
 use crate::error::{Result, StoreError};
+use crate::firing_port::FiringLedger;
+use crate::firing_rows::*;
 use crate::job_rows::*;
 use crate::ledger::{Ledger, PollCursor, Verdicts};
 use crate::rows::*;
@@ -310,6 +318,81 @@ impl Ledger for SqlLedger {
 
     async fn rows_done(&self, id: ExecutionId) -> Result<u64> {
         with_retries!(self.read_rows_done(id))
+    }
+}
+
+#[async_trait]
+impl FiringLedger for SqlLedger {
+    async fn touch_epoch(&self, epoch: Epoch, now_ms: i64) -> Result<()> {
+        with_retries!(self.write_seen(epoch, now_ms))
+    }
+
+    async fn epochs(&self, upto: Option<Epoch>, limit: usize) -> Result<Vec<EpochRow>> {
+        with_retries!(self.read_epochs(upto, limit))
+    }
+
+    async fn latest_decision(&self, job: JobId) -> Result<Option<DecisionRow>> {
+        with_retries!(self.read_latest_decision(job))
+    }
+
+    async fn set_scope_paused(&self, scope: &str, paused_by: Option<&str>, who: &str, now_ms: i64) -> Result<bool> {
+        with_retries!(self.write_scope_paused(scope, paused_by, who, now_ms))
+    }
+
+    async fn pauses(&self) -> Result<Vec<PauseRow>> {
+        with_retries!(self.read_pauses())
+    }
+
+    async fn waiting_heads(&self, now_ms: i64, limit: usize) -> Result<Vec<WaitingRow>> {
+        with_retries!(self.read_waiting_heads(now_ms, limit))
+    }
+
+    async fn waiting_count(&self, job: JobId) -> Result<u32> {
+        with_retries!(self.read_waiting_count(job))
+    }
+
+    async fn begin_backfill(&self, epoch: Epoch, new: &NewBackfill, now_ms: i64) -> Result<bool> {
+        waiting::check_backfill(new)?;
+        with_retries!(self.write_backfill(epoch, new, now_ms))
+    }
+
+    async fn backfill(&self, job: JobId, request_id: &str) -> Result<Option<BackfillRow>> {
+        with_retries!(self.read_backfill(job, request_id))
+    }
+
+    async fn ran(&self, job: JobId, fire_keys: &[String]) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for chunk in fire_keys.chunks(500) {
+            let ran: Vec<String> = with_retries!(self.read_ran(job, chunk))?;
+            found.extend(ran);
+        }
+        Ok(found)
+    }
+
+    async fn watches(&self, limit: usize) -> Result<Vec<WatchRow>> {
+        with_retries!(self.read_watches(limit))
+    }
+
+    async fn drop_watches(&self, epoch: Epoch, ids: &[i64]) -> Result<()> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        with_retries!(self.delete_watches(epoch, ids))
+    }
+
+    async fn result_summary(&self, execution: ExecutionId, summary_bytes: usize) -> Result<Option<ResultSummary>> {
+        with_retries!(self.read_result_summary(execution, summary_bytes))
+    }
+
+    async fn cancelled(&self, among: &[ExecutionId]) -> Result<Vec<ExecutionId>> {
+        if among.is_empty() {
+            return Ok(Vec::new());
+        }
+        with_retries!(self.read_cancelled(among))
+    }
+
+    async fn cancellation(&self, execution: ExecutionId) -> Result<Option<CancellationRow>> {
+        with_retries!(self.read_cancellation(execution))
     }
 }
 

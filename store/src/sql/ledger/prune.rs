@@ -9,13 +9,16 @@ use crate::sql::fault::Outcome;
 use crate::sql::value::{hex, id_list, number_list};
 use shardcron_domain::ExecutionId;
 use shardcron_domain::execution::Phase;
+use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::limits::PRUNE_ROWS;
 
 /// Executions that one look passes over.
 const LOOK: usize = 2_000;
 /// The tables of an execution's shards, with their keys.
-const PARTS: [(&str, &str); 4] = [
+const PARTS: [(&str, &str); 6] = [
     ("redispatch", "execution_id, shard_index"),
+    ("watches", "id"),
+    ("cancellations", "execution_id"),
     ("attempts", "execution_id, shard_index, attempt"),
     ("results", "execution_id, shard_index"),
     ("shards", "execution_id, shard_index"),
@@ -116,7 +119,11 @@ impl SqlLedger {
         for row in &rows {
             let id = row.int(0)?;
             let limit = before.decisions_ms;
-            let condition = format!("job_id = {id} AND nominal_ms < {limit} AND decided_ms < {limit}");
+            // What waits is not decided yet, however long ago it was asked for.
+            let condition = format!(
+                "job_id = {id} AND nominal_ms < {limit} AND decided_ms < {limit} AND kind <> {}",
+                DecisionKind::Waiting.code()
+            );
             let gone =
                 self.db.raw(&delete_some(self.db.dialect(), "decisions", "job_id, fire_key", &condition)).await?;
             if gone > 0 {

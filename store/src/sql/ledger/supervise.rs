@@ -1,6 +1,6 @@
 //! What the leader takes back, and what people cancel.
 
-use super::jobs::Audit;
+use super::cancel::cancel_statements;
 use super::leader::check_fence;
 use super::record::{Change, To, write_changes};
 use super::rows::{checkpoint_from, execution_phase, read_shards_of, unsigned};
@@ -113,19 +113,9 @@ impl SqlLedger {
         // A million rows may be changed here; a slow disk must not make an execution impossible to cancel.
         let limit = tx.limit(None);
         tx.limit(limit.map(|limit| limit * 10));
-        tx.raw(&format!("UPDATE shards SET state = 4, owner = NULL WHERE execution_id = {hex} AND state IN (0, 1)"))
-            .await?;
-        tx.raw(&format!("DELETE FROM redispatch WHERE execution_id = {hex}")).await?;
+        let why = format!("cancelled by {who}");
+        tx.raw_batch(&cancel_statements(tx.dialect(), id, (who, &why, now_ms))).await?;
         tx.limit(limit);
-        let update = format!(
-            "UPDATE executions SET state = {}, cancelled = {}, ended_ms = {now_ms} WHERE id = {hex}",
-            after.phase.code(),
-            after.cancelled
-        );
-        tx.raw(&update).await?;
-        let mut audit = Audit::new(who, now_ms);
-        audit.note(&tx, "cancel", &id.to_string(), (Some(before.phase.word()), Some(after.phase.word())));
-        audit.write(&mut tx).await?;
         tx.commit().await?;
         Ok(Some(after.phase))
     }
