@@ -3,7 +3,7 @@
 use super::Deposed;
 use super::asked::{self, Refused};
 use super::dispatcher::DispatcherActor;
-use super::trigger::{account, announce};
+use super::intent::{account, announce};
 use crate::leadership::Term;
 use crate::ports::{Backoff, Ports};
 use actix::Addr;

@@ -4,6 +4,7 @@ mod asked;
 mod delays;
 mod dispatcher;
 mod external;
+mod intent;
 mod retention;
 mod round;
 mod stand_in;

@@ -3,7 +3,7 @@
 
 use super::Deposed;
 use super::dispatcher::DispatcherActor;
-use super::trigger::{account, announce, new_execution};
+use super::intent::{account, announce, new_execution};
 use crate::leadership::Term;
 use crate::ports::Ports;
 use actix::Addr;

@@ -7,7 +7,10 @@
 //! ```
 //! How many are held and claimed ahead of the free slots follows from how long shards take (`shardcron_domain::flow`).
 
+mod leave;
 mod takeover;
+
+pub(super) use leave::{Drain, Fence, Hurry};
 
 use super::attempt::{Attempt, End, Leftover};
 use super::recorder::{Claim, ClaimVerdict, ClaimsSettled, EndsSettled, NoClaim, Record, RecorderActor};
@@ -530,79 +533,5 @@ impl ConsumerActor {
         if let Some(phase) = recorded.execution_ended {
             tracing::info!(execution_id = %attempt.execution, phase = phase.word(), "execution ended");
         }
-    }
-}
-
-/// Take nothing new, requeue what is not claimed, finish what is within the limit. Answers when nothing is left.
-///
-/// What is claimed and waits for a slot is run: it is some 100 ms of work (`shardcron_domain::flow`), and giving it back would cost
-/// each shard an attempt's number. Only what is still waiting at the limit is given back.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct Drain(pub(super) Duration);
-
-impl Handler<Drain> for ConsumerActor {
-    type Result = ResponseFuture<()>;
-
-    fn handle(&mut self, Drain(limit): Drain, ctx: &mut Self::Context) -> Self::Result {
-        self.draining = true;
-        let (acker, io) = (self.acker.clone(), self.parts.ports.io.clone());
-        let stopped = io.spawn(async move { acker.stop().await });
-        self.requeue_held();
-        if limit.is_zero() {
-            self.end_of_time(ctx);
-        } else {
-            ctx.run_later(limit, Self::end_of_time);
-        }
-        let (done, wait) = oneshot::channel();
-        self.drained.push(done);
-        self.check_drained();
-        Box::pin(async move {
-            let _ = stopped.await;
-            let _ = wait.await;
-        })
-    }
-}
-
-/// The drain's limit comes now.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct Hurry;
-
-impl Handler<Hurry> for ConsumerActor {
-    type Result = ();
-
-    fn handle(&mut self, _: Hurry, ctx: &mut Self::Context) {
-        if self.draining && !self.out_of_time {
-            self.end_of_time(ctx);
-        }
-    }
-}
-
-impl ConsumerActor {
-    fn end_of_time(&mut self, ctx: &mut Context<Self>) {
-        self.out_of_time = true;
-        self.stop.cancel();
-        self.give_back_ready(0, ctx);
-        self.check_drained();
-    }
-}
-
-/// Stop all handlers, throw their results away, hand their shards back: somebody may be about to take them. The ledger has the
-/// last word on each.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct Fence;
-
-impl Handler<Fence> for ConsumerActor {
-    type Result = ();
-
-    fn handle(&mut self, _: Fence, ctx: &mut Self::Context) {
-        self.fenced = true;
-        self.draining = true;
-        self.fence.cancel();
-        self.stop.cancel();
-        self.requeue_held();
-        self.give_back_ready(0, ctx);
     }
 }
