@@ -23,6 +23,7 @@ pub(super) async fn consume(inner: &Arc<Inner>, tier: &str, prefetch: u16) -> Re
         queue: inner.names.shards(tier),
         topology: inner.names.tier_topology(tier),
         prefetch: clamp(prefetch),
+        expendable: true,
     };
     let reader = ShardReader { tier: tier.into(), inner: inner.clone(), settler: settler.clone() };
     let started = subscription::start(inner, spec, settler.clone(), reader).await?;

@@ -14,7 +14,7 @@ use crate::port::{BrokerError, Result};
 use crate::topology::Topology;
 use futures_util::{FutureExt, StreamExt};
 use lapin::message::Delivery;
-use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Consumer};
 use shardcron_domain::limits;
@@ -35,6 +35,8 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 /// A refusal needs a person, who needs longer (case D-05: at most one try in a second).
 const REFUSED_FIRST: Duration = Duration::from_secs(2);
 const REFUSED_MAX: Duration = Duration::from_secs(10);
+/// Tries in a row that got no answer for the whole time that one is waited for, after which a queue is taken for dead.
+const SILENT_MAX: u32 = 3;
 
 /// What to consume.
 pub(super) struct Spec {
@@ -44,6 +46,8 @@ pub(super) struct Spec {
     /// Declared before each (re)start: somebody may have deleted the queue.
     pub topology: Topology,
     pub prefetch: u16,
+    /// What stands in it stands in the ledger, too: it may be deleted when the server can't serve it any more.
+    pub expendable: bool,
 }
 
 /// What its owner wants of a running consumer.
@@ -168,15 +172,25 @@ impl<R: Reader> Subscription<R> {
         let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MAX);
         let mut refusals = Backoff::new(REFUSED_FIRST, REFUSED_MAX);
         let mut said = false;
+        let mut silent = 0;
         let (mut wishes, mut closing) = (self.wishes.clone(), self.closing.clone());
         loop {
+            let asked = tokio::time::Instant::now();
             let opened = tokio::select! {
                 opened = self.open() => opened,
                 () = stop_wished(&mut wishes) => return None,
             };
             let pause = match opened {
                 Ok(open) => return open,
-                Err(BrokerError::Unavailable(_)) => backoff.pause(),
+                Err(BrokerError::Unavailable(why)) => {
+                    tracing::debug!(queue = self.spec.queue, why, "consuming could not begin again yet");
+                    silent += u32::from(asked.elapsed() >= super::RPC_TIMEOUT);
+                    if silent >= SILENT_MAX && self.spec.expendable {
+                        silent = 0;
+                        self.replace_queue().await;
+                    }
+                    backoff.pause()
+                }
                 Err(BrokerError::Refused(reason)) => {
                     if !std::mem::replace(&mut said, true) {
                         tracing::error!(queue = self.spec.queue, reason, "consuming is refused, trying again");
@@ -196,13 +210,35 @@ impl<R: Reader> Subscription<R> {
     /// `None` when the broker is closed.
     async fn open(&mut self) -> Result<Option<Open>> {
         let Some(connection) = self.link.up().await else { return Ok(None) };
-        declare::declare(&connection, &self.spec.topology).await?;
-        let channel = connection.channel().await?;
-        let prefetch = self.wishes.borrow().prefetch;
-        let stream = self.begin(&channel, prefetch).await?;
+        let (channel, stream, prefetch) = self.open_on(&connection).await?;
         self.generation += 1;
         self.settler.install(self.generation, channel.clone());
         Ok(Some(Open { channel, stream, prefetch, backlog: Vec::new(), ended: None, cancelled: false }))
+    }
+
+    /// RabbitMQ (seen with 3.10, killed under load) can come back without the process of a quorum queue: it lists the queue, and answers
+    /// no request to it. Nobody would get a shard any more. The ledger has all that stood in it, and the leader publishes that again.
+    async fn replace_queue(&mut self) {
+        tracing::warn!(
+            queue = self.spec.queue,
+            "the queue answers no consumer; deleting it to declare it anew. Its shards are in the ledger and are published again"
+        );
+        let Ok(connection) = self.link.now() else { return };
+        let Ok(channel) = connection.channel().await else { return };
+        let delete = channel.queue_delete(self.spec.queue.as_str().into(), QueueDeleteOptions::default());
+        if let Err(error) = bounded(delete).await {
+            tracing::warn!(queue = self.spec.queue, %error, "the queue could not be deleted; trying again later");
+        }
+    }
+
+    async fn open_on(&mut self, connection: &super::conn::Conn) -> Result<(Channel, Consumer, u16)> {
+        declare::declare(connection, &self.spec.topology)
+            .await
+            .inspect_err(|why| tracing::debug!(queue = self.spec.queue, %why, "declaring for a consumer"))?;
+        let channel = connection.channel().await?;
+        let prefetch = self.wishes.borrow().prefetch;
+        let stream = self.begin(&channel, prefetch).await?;
+        Ok((channel, stream, prefetch))
     }
 
     async fn begin(&mut self, channel: &Channel, prefetch: u16) -> Result<Consumer> {

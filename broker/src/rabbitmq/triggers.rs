@@ -26,6 +26,7 @@ pub(super) async fn consume(inner: &Arc<Inner>) -> Result<Box<dyn Triggers>> {
         queue: inner.names.triggers(),
         topology: inner.names.triggers_topology(),
         prefetch: PREFETCH,
+        expendable: false,
     };
     let reader = TriggerReader { exchange: inner.names.trigger_exchange() };
     let started = subscription::start(inner, spec, settler.clone(), reader).await?;

@@ -249,11 +249,8 @@ async fn judge(session: &Session, outcome: &mut Outcome, injected: &Injected, du
     let zombie = (outcome.cell.part, outcome.cell.fault) == (Part::Worker, Fault::Frozen);
     if zombie {
         outcome.late_ends_refused = measure::refused(ledger, injected, &ends_file(session)).await?;
-        if outcome.late_ends_refused == 0 {
-            outcome
-                .problems
-                .push("the woken worker came to no late end: the cell has not shown that one is refused".into());
-        }
+        // A figure, no condition: a worker that wakes may fence itself before any handler comes to its end, and then there is no late
+        // end to refuse. That one is refused is what the program's test x_04 shows.
     }
     if outcome.cell.part == Part::Worker && injected.held.is_empty() {
         outcome.problems.push("the worker had nothing in hand: the cell has shown nothing".into());
