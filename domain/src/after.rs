@@ -255,12 +255,18 @@ fn follow(on: On, of: Vec<Watched>, takes_up: Vec<i64>) -> Follow {
     Follow { fire_key: key(&of), nominal_ms, of, takes_up, refused }
 }
 
-/// The same set has the same key, whoever looks and whenever.
 fn key(of: &[Watched]) -> String {
+    let ids: Vec<ExecutionId> = of.iter().map(|w| w.execution).collect();
+    set_key(&ids)
+}
+
+/// The fire key of what follows a set of executions: the same set has the same key, whoever looks and whenever.
+#[must_use]
+pub fn set_key(of: &[ExecutionId]) -> String {
     if let [one] = of {
-        return format!("after:{}", one.execution);
+        return format!("after:{one}");
     }
-    let mut ids: Vec<&[u8; 16]> = of.iter().map(|w| w.execution.as_bytes()).collect();
+    let mut ids: Vec<&[u8; 16]> = of.iter().map(ExecutionId::as_bytes).collect();
     ids.sort_unstable();
     let bytes: Vec<u8> = ids.into_iter().flatten().copied().collect();
     format!("after:{}-executions:{:032x}", of.len(), xxhash_rust::xxh3::xxh3_128(&bytes))

@@ -295,6 +295,8 @@ fn decided(decision: &DecisionFacts, epochs: &[EpochFacts], name: &str, out: &mu
         DecisionKind::SkippedException => "not fired, because of an exception",
         DecisionKind::Waiting => "waits",
         DecisionKind::SkippedUpstream => "not fired, because of what it follows",
+        DecisionKind::InvalidPlan => "not fired, because its shards could not be planned",
+        DecisionKind::SkippedEmpty => "not fired, because there was nothing to do",
     };
     let by_schedule = own && decision.decided_ms >= decision.due_ms;
     let lateness = if by_schedule { format!(", {} after it was due", span(late_ms)) } else { String::new() };

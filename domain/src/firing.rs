@@ -33,10 +33,14 @@ pub enum DecisionKind {
     Waiting,
     /// What it was to follow did not end as it must.
     SkippedUpstream,
+    /// Its shards could not be planned.
+    InvalidPlan,
+    /// There was nothing to cut into shards: no rows, or only empty files.
+    SkippedEmpty,
 }
 
 impl DecisionKind {
-    const ALL: [(DecisionKind, i64, &'static str); 9] = [
+    const ALL: [(DecisionKind, i64, &'static str); 11] = [
         (DecisionKind::Fired, 0, "fired"),
         (DecisionKind::SkippedOverlap, 1, "skipped_overlap"),
         (DecisionKind::SkippedMisfire, 2, "skipped_misfire"),
@@ -46,6 +50,8 @@ impl DecisionKind {
         (DecisionKind::SkippedException, 6, "skipped_exception"),
         (DecisionKind::Waiting, 10, "waiting"),
         (DecisionKind::SkippedUpstream, 11, "skipped_upstream"),
+        (DecisionKind::InvalidPlan, 12, "invalid_plan"),
+        (DecisionKind::SkippedEmpty, 13, "skipped_empty"),
     ];
 
     /// The number in the ledger.

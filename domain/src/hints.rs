@@ -129,7 +129,7 @@ fn of_end(text: &ScheduleSpec, schedule: &Schedule, now_ms: i64) -> Option<Strin
     }
     let skipped = list.iter().find_map(|coming| match coming {
         Coming::Skipped { exception, .. } => Some(exception.clone()),
-        Coming::Fires { .. } => None,
+        Coming::Fires { .. } | Coming::Lost { .. } => None,
     });
     Some(match (skipped, &text.at, &text.until) {
         (Some(by), ..) if given_up => {

@@ -3,7 +3,7 @@
 
 use crate::ids::{Epoch, Incarnation};
 use crate::job::OverlapPolicy;
-use crate::shard::{Checkpoint, Phase, Shard};
+use crate::shard::{Checkpoint, Event, Phase, Shard};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -54,6 +54,35 @@ impl fmt::Display for InvariantId {
 
 fn broken<T>(id: InvariantId, seen: String) -> Result<T, Violation> {
     Err(Violation { id, seen })
+}
+
+/// The invariants of one accepted event: [`check_reopened`] for a person's reopening, [`check_shard_step`] for everything else.
+///
+/// # Errors
+/// The first invariant that the step breaks.
+pub fn check_event(before: &Shard, event: &Event, after: &Shard) -> Result<(), Violation> {
+    match event {
+        Event::Reopen { .. } => check_reopened(before, after),
+        _ => check_shard_step(before, after),
+    }
+}
+
+/// S2 to S4 over a reopening, the one step out of a terminal phase (docs/decisions/0025): only what failed is reopened, and to
+/// everything else it is a new attempt like any other. What ended well or was cancelled never changes.
+///
+/// # Errors
+/// The first invariant that the step breaks.
+pub fn check_reopened(before: &Shard, after: &Shard) -> Result<(), Violation> {
+    if before.phase != Phase::Failed || after.phase != Phase::Pending {
+        return broken(InvariantId::S2, format!("{:?} was reopened as {:?}", before.phase, after.phase));
+    }
+    if after.attempt <= before.attempt {
+        return broken(InvariantId::S3, format!("attempt {} was reopened as {}", before.attempt, after.attempt));
+    }
+    if after.checkpoint != before.checkpoint {
+        return broken(InvariantId::S4, "a reopening changed the checkpoint".into());
+    }
+    Ok(())
 }
 
 /// S2, S3, S4 and the shape of a shard, over one accepted transition.
@@ -243,5 +272,21 @@ mod tests {
         assert!(check_decisions(&[10], &decisions).is_ok());
         assert_eq!(check_decisions(&[10, 20], &decisions).unwrap_err().id, InvariantId::F2);
         assert_eq!(check_decisions(&[30], &decisions).unwrap_err().id, InvariantId::F2);
+    }
+
+    #[test]
+    fn only_what_failed_is_reopened() {
+        let at = |phase, attempt| Shard { phase, attempt, checkpoint: Some(Checkpoint::Number(3)), ..Shard::new() };
+        let failed = at(Phase::Failed, 3);
+        assert!(check_reopened(&failed, &at(Phase::Pending, 4)).is_ok());
+        assert!(check_shard_step(&failed, &at(Phase::Pending, 4)).is_err(), "no other event may do it");
+        for (after, id) in [
+            (at(Phase::Success, 4), InvariantId::S2),
+            (at(Phase::Pending, 3), InvariantId::S3),
+            (Shard { checkpoint: None, ..at(Phase::Pending, 4) }, InvariantId::S4),
+        ] {
+            assert_eq!(check_reopened(&failed, &after).unwrap_err().id, id);
+        }
+        assert_eq!(check_reopened(&at(Phase::Success, 1), &at(Phase::Pending, 2)).unwrap_err().id, InvariantId::S2);
     }
 }

@@ -2,10 +2,13 @@
 //!
 //! The same structures are read from TOML and kept in the ledger as JSON; a job's version is the count of its different JSONs.
 
+use crate::http_call::HttpSpec;
 use crate::limits;
 pub use crate::overlap::OverlapPolicy;
 use crate::plan::ShardPlan;
+use crate::program::{ProgramOptions, ProgramSpec};
 use crate::schedule::{Schedule, ScheduleError, ScheduleSpec};
+pub use crate::sharding::{RangeSpec, ShardsSpec};
 use crate::units::Span;
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +46,9 @@ pub struct JobSpec {
     /// When another worker may go on with a shard whose worker lost its connection.
     #[serde(default, skip_serializing_if = "Takeover::is_default")]
     pub takeover: Takeover,
+    /// Keys of the handler's caches that are brought into memory before an attempt begins, such as `"user:{from}..{to}"`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub preload: Vec<String>,
     /// What happens when the previous execution still runs.
     #[serde(default)]
     pub overlap: OverlapPolicy,
@@ -58,58 +64,42 @@ fn default_tier() -> String {
     "core".into()
 }
 
-/// How a firing is cut into shards.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ShardsSpec {
-    /// Whole numbers from..=to, cut into `count` shards or shards of `size`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub range: Option<RangeSpec>,
-    /// Each shard takes the records whose key modulo this is its index.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub modulo: Option<u32>,
-    /// Named items, one shard each unless `count` groups them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub list: Option<Vec<String>>,
-    /// How many shards.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub count: Option<u32>,
-    /// How many records in each shard (range only).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub size: Option<u64>,
-}
-
-/// The two ends of a range, both included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RangeSpec {
-    /// The first key.
-    pub from: i64,
-    /// The last key.
-    pub to: i64,
-}
-
-/// What runs in a shard: exactly one of `sql`, `exec` and `rust`.
+/// What runs in a shard: exactly one of `sql`, `exec`, `http` and `rust`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "RawHandler", into = "RawHandler")]
 pub enum HandlerSpec {
-    /// Statements on the ledger's own server, in one transaction with the shard's checkpoint and result.
+    /// Statements on the ledger's own server, in one transaction with the shard's checkpoint and result; or in another database,
+    /// in one transaction with a row that says how far the shard has got.
     Sql {
         /// One or more statements, separated by `;`. `:shard_from`, `:shard_to` and the other parameters are bound, not pasted.
         sql: String,
         /// Cut the shard's range into transactions of this many keys, each with a checkpoint.
         chunk: Option<u32>,
+        /// Where they run, by a name of the worker's own configuration; absent: in the ledger's database.
+        database: Option<String>,
     },
     /// A program and its arguments; no shell.
     Exec {
         /// `argv`: the program first.
         argv: Vec<String>,
+        /// Its environment, its folder, its limits.
+        options: Box<ProgramOptions>,
     },
+    /// A call of a service.
+    Http(Box<HttpSpec>),
     /// A handler that the worker program registered under this name.
     Rust {
         /// The registered name.
         name: String,
     },
+}
+
+impl HandlerSpec {
+    /// A program with its arguments and nothing more.
+    #[must_use]
+    pub fn exec(argv: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        HandlerSpec::Exec { argv: argv.into_iter().map(Into::into).collect(), options: Box::default() }
+    }
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -120,7 +110,11 @@ struct RawHandler {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     chunk: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    exec: Option<Vec<String>>,
+    database: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exec: Option<ProgramSpec>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    http: Option<Box<HttpSpec>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rust: Option<String>,
 }
@@ -129,27 +123,28 @@ impl TryFrom<RawHandler> for HandlerSpec {
     type Error = String;
     fn try_from(raw: RawHandler) -> Result<Self, String> {
         let chunk_without_sql = raw.chunk.is_some() && raw.sql.is_none();
-        match (raw.sql, raw.exec, raw.rust) {
+        if let Some(name) = &raw.database {
+            if raw.sql.is_none() {
+                return Err("'database' belongs to an sql handler".into());
+            }
+            check_name(name, 32).map_err(|e| format!("database: {e}"))?;
+        }
+        match (raw.sql, raw.exec, raw.http, raw.rust) {
             _ if chunk_without_sql => Err("'chunk' belongs to an sql handler".into()),
-            (Some(sql), None, None) if sql.trim().is_empty() => Err("the sql of a handler can't be empty".into()),
-            (Some(_), None, None) if raw.chunk == Some(0) => {
+            (Some(sql), None, None, None) if sql.trim().is_empty() => Err("the sql of a handler can't be empty".into()),
+            (Some(_), None, None, None) if raw.chunk == Some(0) => {
                 Err("chunk = 0 would never end; leave it out for one transaction".into())
             }
-            (Some(sql), None, None) => Ok(HandlerSpec::Sql { sql, chunk: raw.chunk }),
-            (None, Some(argv), None) => {
-                if argv.first().is_none_or(|program| program.is_empty()) {
-                    return Err("exec needs a program: exec = [\"python3\", \"job.py\"]".into());
-                }
-                if argv.iter().any(|a| a.contains('\0')) {
-                    return Err("an exec argument can't contain a NUL character".into());
-                }
-                Ok(HandlerSpec::Exec { argv })
+            (Some(sql), None, None, None) => Ok(HandlerSpec::Sql { sql, chunk: raw.chunk, database: raw.database }),
+            (None, Some(ProgramSpec { argv, options }), None, None) => {
+                Ok(HandlerSpec::Exec { argv, options: Box::new(options) })
             }
-            (None, None, Some(name)) => Ok(HandlerSpec::Rust { name }),
-            (None, None, None) => {
-                Err("a handler needs one of sql = \"…\", exec = [\"program\", …] or rust = \"name\"".into())
-            }
-            _ => Err("a handler has exactly one of sql, exec and rust; split the work into jobs for more".into()),
+            (None, None, Some(call), None) => Ok(HandlerSpec::Http(call)),
+            (None, None, None, Some(name)) => Ok(HandlerSpec::Rust { name }),
+            (None, None, None, None) => Err("a handler needs one of sql = \"…\", exec = [\"program\", …], \
+                                             http = { url = \"https://…\" } or rust = \"name\""
+                .into()),
+            _ => Err("a handler has exactly one of sql, exec, http and rust; split the work into jobs for more".into()),
         }
     }
 }
@@ -157,8 +152,13 @@ impl TryFrom<RawHandler> for HandlerSpec {
 impl From<HandlerSpec> for RawHandler {
     fn from(spec: HandlerSpec) -> Self {
         match spec {
-            HandlerSpec::Sql { sql, chunk } => RawHandler { sql: Some(sql), chunk, ..RawHandler::default() },
-            HandlerSpec::Exec { argv } => RawHandler { exec: Some(argv), ..RawHandler::default() },
+            HandlerSpec::Sql { sql, chunk, database } => {
+                RawHandler { sql: Some(sql), chunk, database, ..RawHandler::default() }
+            }
+            HandlerSpec::Exec { argv, options } => {
+                RawHandler { exec: Some(ProgramSpec { argv, options: *options }), ..RawHandler::default() }
+            }
+            HandlerSpec::Http(call) => RawHandler { http: Some(call), ..RawHandler::default() },
             HandlerSpec::Rust { name } => RawHandler { rust: Some(name), ..RawHandler::default() },
         }
     }
@@ -344,6 +344,7 @@ impl JobSpec {
             stall_timeout: None,
             takeover: Takeover::default(),
             retry: RetryPolicy::default(),
+            preload: Vec::new(),
             overlap: OverlapPolicy::default(),
             misfire: MisfirePolicy::default(),
             params: serde_json::Map::new(),
@@ -378,8 +379,10 @@ impl JobSpec {
         let mut faults = Vec::new();
         faults.extend(check_name(&self.name, limits::JOB_NAME_BYTES).err().map(|m| fault("name", m)));
         faults.extend(check_name(&self.tier, 32).err().map(|m| fault("tier", m)));
+        faults.extend(crate::cache::Preload::check_all(&self.preload).err().map(|m| fault("preload", m)));
         let plan = ShardPlan::from_spec(&self.shards);
         faults.extend(plan.err().map(|e| fault(&format!("shards{}", e.key), e.message)));
+        faults.extend(crate::planning::faults(self));
         faults.extend(self.compiled_schedule().err().map(|e| fault("schedule", e.to_string())));
         faults.extend(self.after.as_ref().and_then(|a| a.validate(&self.name).err()).map(|m| fault("after", m)));
         let retry = &self.retry;
@@ -416,12 +419,20 @@ impl JobSpec {
                 format!("{params} bytes as JSON; at most {} travel with an execution", limits::PARAMS_BYTES),
             ));
         }
+        let of_handler = match &self.handler {
+            HandlerSpec::Exec { options, .. } => ("exec", options.faults()),
+            HandlerSpec::Http(call) => ("http", call.faults()),
+            HandlerSpec::Sql { .. } | HandlerSpec::Rust { .. } => ("", Vec::new()),
+        };
+        let key = |key: &str| format!("handler.{}.{key}", of_handler.0);
+        faults.extend(of_handler.1.iter().map(|(at, message)| fault(&key(at), message)));
         if let HandlerSpec::Sql { chunk: Some(_), .. } = self.handler
             && self.shards.range.is_none()
+            && self.shards.query.is_none()
         {
             faults.push(fault(
                 "handler.chunk",
-                "chunks are cut from a range; give the job shards = { range = { from, to }, count }",
+                "chunks are cut from a range; give the job shards = { range = { from, to }, count } or a query over a whole number",
             ));
         }
         faults
@@ -429,10 +440,11 @@ impl JobSpec {
 
     fn liveness_faults(&self) -> Vec<SpecError> {
         let mut faults = Vec::new();
-        if self.takeover == Takeover::Immediate && matches!(self.handler, HandlerSpec::Exec { .. }) {
+        let unfenced = matches!(self.handler, HandlerSpec::Exec { .. } | HandlerSpec::Http(_));
+        if self.takeover == Takeover::Immediate && unfenced {
             faults.push(fault(
                 "takeover",
-                "\"immediate\" may run a shard at two workers for a moment, and nothing fences what a program does; leave it \
+                "\"immediate\" may run a shard at two workers for a moment, and nothing fences what a program or a service does; leave it \
                  out (\"lease\"), or use an sql handler, whose effects count once",
             ));
         }

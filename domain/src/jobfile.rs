@@ -186,16 +186,18 @@ impl<'t> Reader<'t> {
 
     fn lines_of(&self, table: &DeTable<'_>) -> BTreeMap<String, usize> {
         let mut lines = BTreeMap::new();
-        for (key, value) in table {
-            lines.insert(key.get_ref().to_string(), line_of(self.text, key.span().start));
-            if let DeValue::Table(inner) = value.get_ref() {
-                for inner_key in inner.keys() {
-                    let dotted = format!("{}.{}", key.get_ref(), inner_key.get_ref());
-                    lines.insert(dotted, line_of(self.text, inner_key.span().start));
-                }
-            }
-        }
+        add_lines(&mut lines, self.text, "", table);
         lines
+    }
+}
+
+fn add_lines(lines: &mut BTreeMap<String, usize>, text: &str, above: &str, table: &DeTable<'_>) {
+    for (key, value) in table {
+        let dotted = format!("{above}{}", key.get_ref());
+        if let DeValue::Table(inner) = value.get_ref() {
+            add_lines(lines, text, &format!("{dotted}."), inner);
+        }
+        lines.insert(dotted, line_of(text, key.span().start));
     }
 }
 
@@ -253,7 +255,7 @@ timeout = "none"
         assert_eq!(jobs.len(), 2);
         let hello = &jobs[0];
         assert_eq!((hello.name.as_str(), hello.timeout), ("hello", Timeout::Never));
-        assert_eq!(hello.handler, HandlerSpec::Exec { argv: vec!["echo".into(), "hello".into()] });
+        assert_eq!(hello.handler, HandlerSpec::exec(["echo", "hello"]));
         let flights = &jobs[1];
         assert_eq!(flights.misfire.grace, Span::mins(60));
         assert_eq!((flights.misfire.policy, flights.overlap), (Misfire::FireOnce, OverlapPolicy::Skip));
@@ -289,6 +291,16 @@ timeout = "none"
             assert!(e.to_string().contains(words), "{to}: {e}");
             assert!(e.to_string().contains("job '"), "{to}: {e}");
         }
+    }
+
+    #[test]
+    fn faults_within_a_handler_name_their_line() {
+        let text = "[job.a]\nhandler.exec = { run = [\"x\"], env = {\n  PATH = \"/y\",\n} }\n[job.b.handler.http]\n\
+                    url = \"nowhere\"\ntimeout = \"9s\"\n[job.b.handler.http.headers]\nX-A = \"a\"\nCookie = \"s3cret\"\n";
+        let file = read(text, &|_| Err("none".into()));
+        let found: Vec<(usize, bool)> = file.faults.iter().map(|f| (f.line, f.message.contains("handler."))).collect();
+        assert_eq!(found, [(3, true), (6, true), (10, true)], "{:#?}", file.faults);
+        assert!(!format!("{:?}", file.faults).contains("s3cret"), "{:?}", file.faults);
     }
 
     #[test]

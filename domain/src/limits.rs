@@ -40,6 +40,8 @@ pub const OUTPUT_BYTES: usize = 64 * 1024;
 pub const CHECKPOINT_BYTES: usize = 1024;
 /// Tries at a shard that a job may ask for.
 pub const ATTEMPTS_MAX: u32 = 1_000;
+/// How far ahead a failed handler may put its next attempt. A service that names a later instant is asked once a day.
+pub const NOT_BEFORE_MAX_MS: u64 = 24 * 3_600_000;
 /// Messages that one publisher has in flight to the broker without their confirms.
 pub const PUBLISH_WINDOW: usize = 1_024;
 /// Ready messages in one tier's queue at most, however fast it drains.
@@ -87,6 +89,42 @@ pub const UPSTREAMS_MAX: usize = 32;
 pub const UPSTREAM_ENDS_KEPT: usize = 200;
 /// Bytes of an upstream's result summary that its downstream gets.
 pub const UPSTREAM_SUMMARY_BYTES: usize = 1_024;
+/// Failed shards that one transaction sends back, and shards that a person may name at once. More goes in several.
+pub const REOPEN_BATCH: usize = 5_000;
+/// Dead letters that one transaction settles.
+pub const DEAD_BATCH: usize = 500;
+/// Length of a cache's name: a metric's label.
+pub const CACHE_NAME_BYTES: usize = 40;
+/// Named caches of one process: each is a label of metrics.
+pub const CACHES_MAX: usize = 32;
+/// Length of a cache key.
+pub const CACHE_KEY_BYTES: usize = 512;
+/// A cached value as JSON; a larger one is loaded each time.
+pub const CACHE_VALUE_BYTES: usize = 256 * 1024;
+/// What one cache holds in memory; the least used go first.
+pub const CACHE_BYTES: u64 = 32 * 1024 * 1024;
+/// How long a value is in memory.
+pub const CACHE_FRESH_MS: u64 = 60_000;
+/// How long it is known that a key does not exist.
+pub const CACHE_ABSENT_MS: u64 = 30_000;
+/// How long the shared level keeps a value, and by how much more at random.
+pub const CACHE_SHARED_MS: u64 = 300_000;
+/// See [`CACHE_SHARED_MS`].
+pub const CACHE_SHARED_SPREAD_MS: u64 = 60_000;
+/// Keys that one question to the shared level asks for.
+pub const CACHE_BATCH: usize = 500;
+/// Keys of a cache's filter: 12 MB of bits.
+pub const CACHE_FILTER_KEYS: usize = 10_000_000;
+/// Entries of a job's `preload`.
+pub const PRELOAD_ENTRIES: usize = 10;
+/// Keys that one entry of `preload` stands for at most.
+pub const PRELOAD_KEYS: usize = 10_000;
+/// Keys of a worker that are counted, to find the hot ones among them.
+pub const HOT_KEYS_COUNTED: usize = 512;
+/// Hot keys that travel in a heartbeat.
+pub const HOT_KEYS_KEPT: usize = 64;
+/// Length of a hot key: longer ones would swell the heartbeat.
+pub const HOT_KEY_BYTES: usize = 128;
 /// Shards that one trigger may pick out of a plan.
 pub const SHARDS_PICKED: usize = 10_000;
 /// What a trigger's or a backfill's sender says of himself.
@@ -107,3 +145,69 @@ pub const DELAYED_BATCH: usize = 500;
 pub const FAULTS_OF_FILE: usize = 50;
 /// Keys of one job that are taken out for their faults, to look for further ones.
 pub const FAULTS_OF_JOB: usize = 20;
+/// Variables that a job may set for a program.
+pub const PROGRAM_ENV_ENTRIES: usize = 64;
+/// Names and values of those variables. They stand in the job and in each of its versions.
+pub const PROGRAM_ENV_BYTES: usize = 16 * 1024;
+/// The answer of a service that is read: a result's summary with room for escapes.
+pub const HTTP_ANSWER_BYTES: usize = 128 * 1024;
+/// Headers that a job may name for a call over HTTP.
+pub const HEADERS_MAX: usize = 32;
+/// An address of a service; common servers take no longer ones.
+pub const URL_BYTES: usize = 2_000;
+/// One piece of an attempt's output at the ledger; as a literal it has twice the size, far below any `max_allowed_packet`.
+pub const OUTPUT_CHUNK_BYTES: usize = 16 * 1024;
+/// The beginning of an attempt's output that is kept.
+pub const OUTPUT_HEAD_BYTES: usize = 256 * 1024;
+/// The end of an attempt's output that is kept. With the beginning: a mebibyte of each attempt.
+pub const OUTPUT_TAIL_BYTES: usize = 768 * 1024;
+/// Output behind the beginning that waits in memory for the next write. What is more is cut, so this is also what an attempt that
+/// prints without end may write to the ledger each time.
+pub const OUTPUT_PENDING_BYTES: usize = 64 * 1024;
+/// A line by which a program speaks to its worker: a result's summary with room for escapes.
+pub const PROGRAM_LINE_BYTES: usize = 128 * 1024;
+/// The share of the processors that a program may be given, in hundredths of one: as many as a large machine has.
+pub const CPU_PERCENT_MAX: u32 = 100_000;
+/// Addresses of ended attempts at which a worker still tells a service that it is late, or that its answer was taken.
+pub const CALLBACKS_REMEMBERED: usize = 4_096;
+/// Names of metrics that the programs of one job, and of all jobs, may have at one worker: each is a series at Prometheus.
+pub const PROGRAM_METRICS: (usize, usize) = (20, 500);
+/// Faulty lines of one program that are remarked on.
+pub const PROGRAM_WARNINGS: usize = 10;
+/// Bytes of a record's key (`once`): it is the end of a primary key, and InnoDB's index entries hold 3,072.
+pub const RECORD_KEY_BYTES: usize = 1_000;
+/// Records of one batch of `once`: bounds the statements that it becomes.
+pub const RECORDS_PER_BATCH: usize = 5_000;
+/// Why a record failed, in bytes.
+pub const RECORD_MESSAGE_BYTES: usize = 500;
+/// Records that a report names; the rest is counted.
+pub const RECORDS_REPORTED: usize = 20;
+/// How long a handler's transaction may wait for its next statement: its locks keep the supervisor, and in SQLite everybody, waiting.
+/// The same as the server's own limit for an idle transaction (`store/src/sql/pool.rs`).
+pub const TRANSACTION_IDLE_MS: u64 = 3_000;
+/// Shards that the first shard of a `map` emits unless its job says otherwise.
+pub const EMITTED_DEFAULT: u32 = 10_000;
+/// Shards that the first shard of a `map` may emit at most. Each has a payload in the ledger, so fewer than other shards.
+pub const EMITTED_MAX: u32 = 100_000;
+/// Payload of one emitted shard as JSON. Data belongs elsewhere; this says which.
+pub const EMITTED_BYTES: usize = 16 * 1024;
+/// The answer of a service to the first shard of a map: all that it emits, at once. A program or a Rust handler is not bound by it.
+pub const EMITS_ANSWER_BYTES: usize = 16 * 1024 * 1024;
+/// Results of sub-tasks in the input file of a program that reduces.
+pub const REDUCE_FILE_BYTES: usize = 256 * 1024 * 1024;
+/// Results of sub-tasks in the body of a request to a service that reduces.
+pub const REDUCE_BODY_BYTES: usize = 8 * 1024 * 1024;
+/// Emitted shards that are written at once.
+pub const EMITTED_PER_WRITE: usize = 500;
+/// Results that a reducing shard reads at once.
+pub const SUB_RESULTS_PAGE: usize = 1_000;
+/// Shards of a plan that names each of its cuts: the plan stands in the execution, and every worker of it reads it.
+pub const CUTS_MAX: u32 = 10_000;
+/// Files of one plan.
+pub const FILES_MAX: usize = 10_000;
+/// JSON of a plan that is made at its firing.
+pub const PLAN_BYTES: usize = 4 * 1024 * 1024;
+/// How long a plan that needs a look at files or tables may take; then the firing is given up, with the reason.
+pub const PLANNING_MS: u64 = 120_000;
+/// Plans that the leader makes at the same time. They read disks and tables that others want, too.
+pub const PLANNING_AT_ONCE: usize = 4;

@@ -69,6 +69,23 @@ impl Observer {
         }
     }
 
+    /// In how many milliseconds the verdict on somebody can change at the earliest, if nothing is heard of them until then. Called
+    /// after [`judge`](Self::judge) with the same sighting; `None` for who is lost. Who looks again then sees a loss within the
+    /// lost-after time and [`confirm_ms`], whatever the rhythm of the other looks is.
+    #[must_use]
+    pub fn next_look_ms(&self, who: Incarnation, sighting: Sighting, lost_after_ms: i64, now_ms: i64) -> Option<i64> {
+        let left = match sighting {
+            Sighting::Beat { age_ms } if age_ms <= lost_after_ms => lost_after_ms - age_ms + 1,
+            Sighting::Beat { .. } => {
+                confirm_ms(lost_after_ms) - (now_ms - self.stale_since_ms.get(&who).copied().unwrap_or(now_ms))
+            }
+            Sighting::Absent => {
+                lost_after_ms - (now_ms - self.absent_since_ms.get(&who).copied().unwrap_or(now_ms)) + 1
+            }
+        };
+        (left > 0).then_some(left)
+    }
+
     /// Forgets everybody who owns nothing any more; bounds the memory.
     pub fn retain(&mut self, owners: &[Incarnation]) {
         self.absent_since_ms.retain(|who, _| owners.contains(who));
@@ -137,6 +154,21 @@ mod tests {
         assert_eq!(observer.judge(who, Sighting::Beat { age_ms: 0 }, 15_000, 16_500), Liveness::Alive);
         assert_eq!(observer.judge(who, Sighting::Absent, 15_000, 20_000), Liveness::Suspect, "counted afresh");
         assert_eq!(observer.judge(who, Sighting::Absent, 15_000, 35_001), Liveness::Lost);
+    }
+
+    #[test]
+    fn who_looks_when_told_to_sees_a_loss_as_soon_as_it_can_be_seen() {
+        let who = Incarnation(uuid::Uuid::from_u128(1));
+        for (heard, gone_after) in [(true, 15_001 + confirm_ms(15_000)), (false, 15_001)] {
+            let (mut observer, mut now, mut looks) = (Observer::default(), 0, 0);
+            let sighting = |now| if heard { Sighting::Beat { age_ms: now } } else { Sighting::Absent };
+            while observer.judge(who, sighting(now), 15_000, now) != Liveness::Lost {
+                now += observer.next_look_ms(who, sighting(now), 15_000, now).expect("not lost yet");
+                looks += 1;
+            }
+            assert_eq!((now, looks <= 2), (gone_after, true));
+            assert_eq!(observer.next_look_ms(who, sighting(now), 15_000, now), None);
+        }
     }
 
     #[test]

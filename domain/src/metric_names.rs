@@ -39,6 +39,8 @@ pub const INVARIANT_VIOLATIONS: &str = "shardcron_invariant_violations_total";
 /// Counter: steps of sql handlers whose answer was lost and whose outcome was read back from the ledger.
 pub const SQL_ANSWERS_LOST: &str = "shardcron_sql_answers_lost_total";
 
+/// Counter by cache and outcome: questions to the caches of handlers (`memory`, `together`, `shared`, `loaded`, `filtered`, …).
+pub const CACHE: &str = "shardcron_cache_total";
 /// Counter: shards that the transport had lost and that were handed out again.
 pub const REPUBLISHED: &str = "shardcron_republished_total";
 /// Gauge: 1 while this worker holds results because the ledger is away.
@@ -47,6 +49,14 @@ pub const LEDGER_AWAY: &str = "shardcron_ledger_away";
 pub const DEGRADED: &str = "shardcron_degraded";
 /// Counter by mode: how often a degraded mode was entered.
 pub const DEGRADED_ENTERED: &str = "shardcron_degraded_entered_total";
+/// Counter by job and name: what programs count.
+pub const PROGRAM_COUNTER: &str = "shardcron_program_counter_total";
+/// Gauge by job and name: what programs measure.
+pub const PROGRAM_GAUGE: &str = "shardcron_program_gauge";
+/// Counter by outcome (`taken` or `refused`): callbacks of services.
+pub const HTTP_CALLBACKS: &str = "shardcron_http_callbacks_total";
+/// Counter by outcome (a status class, `error` or `refused`): requests of http handlers.
+pub const HTTP_REQUESTS: &str = "shardcron_http_handler_requests_total";
 
 /// Label: the isolation class.
 pub const LABEL_TIER: &str = "tier";
@@ -62,5 +72,11 @@ pub const LABEL_KIND: &str = "kind";
 pub const LABEL_LANE: &str = "lane";
 /// Label: of `modes::Mode`.
 pub const LABEL_MODE: &str = "mode";
+/// Label: a cache, by the name that the handler's program gives it; at most `limits::CACHES_MAX` of them.
+pub const LABEL_CACHE: &str = "cache";
 /// Label: which invariant.
 pub const LABEL_ID: &str = "id";
+/// Label: a job, for what its programs measure.
+pub const LABEL_JOB: &str = "job";
+/// Label: the name that a program gives; see `limits::PROGRAM_METRICS`.
+pub const LABEL_NAME: &str = "name";

@@ -3,6 +3,7 @@
 use crate::job::ShardsSpec;
 use crate::limits::{SHARDS_MAX, SHARDS_PICKED};
 use crate::plan::ShardPlan;
+use crate::sharding::{FileSpec, QuerySpec};
 use serde::{Deserialize, Serialize};
 
 /// What a trigger wants of the shards.
@@ -23,20 +24,43 @@ impl ShardsWanted {
     /// # Errors
     /// A sentence for the person who asked.
     pub fn plan(&self, spec: &ShardsSpec) -> Result<ShardPlan, String> {
-        let wanted = match self.count {
-            None => spec.clone(),
+        let wanted = self.over(spec)?;
+        let whole = ShardPlan::from_spec(&wanted).map_err(|e| format!("shards{}: {}", e.key, e.message))?;
+        match &self.only {
+            None => Ok(whole),
+            Some(_) if whole.is_later() => {
+                Err("shards.only picks from a plan that is known beforehand; this job's is made when it \
+                                              fires, from what is there then"
+                    .into())
+            }
+            Some(_) if wanted.map.is_some() => {
+                Err("shards.only picks from a plan; the shards of a map are there only once its first one has run"
+                    .into())
+            }
+            Some(only) => pick(whole, only),
+        }
+    }
+
+    /// The job's specification with the number of shards that is wanted.
+    ///
+    /// # Errors
+    /// A sentence for the person who asked.
+    pub fn over(&self, spec: &ShardsSpec) -> Result<ShardsSpec, String> {
+        let spec = spec.clone();
+        Ok(match self.count {
+            None => spec,
             Some(0) => return Err("shards.count: 0 shards would do nothing; 1 is the least".into()),
             Some(n) if n > SHARDS_MAX => {
                 return Err(format!("shards.count: {n} shards; {SHARDS_MAX} is the most"));
             }
-            Some(n) if spec.modulo.is_some() => ShardsSpec { modulo: Some(n), count: None, ..spec.clone() },
-            Some(n) => ShardsSpec { count: Some(n), size: None, ..spec.clone() },
-        };
-        let whole = ShardPlan::from_spec(&wanted).map_err(|e| format!("shards{}: {}", e.key, e.message))?;
-        match &self.only {
-            None => Ok(whole),
-            Some(only) => pick(whole, only),
-        }
+            Some(n) if spec.modulo.is_some() => ShardsSpec { modulo: Some(n), count: None, ..spec },
+            Some(n) if spec.slots.is_some() => ShardsSpec { slots: Some(n), count: None, ..spec },
+            Some(n) => match (spec.file.clone(), spec.query.clone()) {
+                (Some(file), _) => ShardsSpec { file: Some(FileSpec { count: Some(n), size: None, ..file }), ..spec },
+                (_, Some(query)) => ShardsSpec { query: Some(QuerySpec { count: n, ..query }), ..spec },
+                _ => ShardsSpec { count: Some(n), size: None, ..spec },
+            },
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! How long to wait before the next attempt.
 
 use crate::job::RetryPolicy;
+use crate::limits::NOT_BEFORE_MAX_MS;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The wait before the attempt that follows `failures` failures (1 after the first), before jitter: the smaller of `max` and
@@ -25,6 +26,17 @@ pub fn wait_ms(policy: &RetryPolicy, failures: u32, seed: u64) -> u64 {
     let draw = xxh3_64_with_seed(&failures.to_le_bytes(), seed);
     let unit = draw as f64 / u64::MAX as f64 * 2.0 - 1.0;
     (wait as f64 * (1.0 + policy.jitter * unit)).max(0.0) as u64
+}
+
+/// The wait where the handler has said how long it must be at least: the longer of what it asked for and the policy's own wait. The
+/// jitter is only ever added here, so that what was told to come back in a minute neither comes early nor all at once. What is asked
+/// for is cut to a day.
+#[must_use]
+pub fn not_before_ms(policy: &RetryPolicy, failures: u32, asked_ms: u64, seed: u64) -> u64 {
+    let asked = asked_ms.min(NOT_BEFORE_MAX_MS);
+    let unit = xxh3_64_with_seed(&failures.to_le_bytes(), seed) as f64 / u64::MAX as f64;
+    let spread = (asked as f64 * policy.jitter * unit).max(0.0) as u64;
+    asked.saturating_add(spread).max(wait_ms(policy, failures, seed))
 }
 
 #[cfg(test)]
@@ -63,6 +75,18 @@ mod tests {
             let wait = wait_ms(&p, 1, seed);
             assert!((8_000..=12_000).contains(&wait), "seed {seed}: {wait}");
             assert_eq!(wait, wait_ms(&p, 1, seed));
+        }
+    }
+
+    #[test]
+    fn what_the_handler_asks_for_is_kept_and_bounded() {
+        let p = policy(10_000, 2.0, 600_000);
+        for seed in 0..500 {
+            let wait = not_before_ms(&p, 1, 60_000, seed);
+            assert!((60_000..=72_000).contains(&wait), "never early: seed {seed}: {wait}");
+            let short = not_before_ms(&p, 1, 5, seed);
+            assert_eq!(short, wait_ms(&p, 1, seed).max(short), "the policy's own wait is the least");
+            assert!(not_before_ms(&p, 1, u64::MAX, seed) <= NOT_BEFORE_MAX_MS / 5 * 6);
         }
     }
 }

@@ -7,7 +7,8 @@
 //!     │ retry, reclaim,  │      └── fail, reclaim with no try left ──▶ failed (a dead letter)
 //!     └── hand back ─────┘
 //!  running(owner) ── take over ──▶ running(another), attempt + 1; failed with no try left
-//!  pending, running ── cancel ──▶ cancelled
+//!  pending, running ── cancel ──▶ cancelled;  pending ── abandon ──▶ failed
+//!  failed ── reopen ──▶ pending, attempt + 1, failures 0      a person's, recorded; nothing else leaves a terminal phase
 //! ```
 //!
 //! `attempt` is the fence: it grows by one whenever a shard leaves its owner without having ended, so a late write of an earlier
@@ -18,7 +19,7 @@
 
 use crate::ids::Incarnation;
 use crate::job::RetryPolicy;
-use crate::retry::wait_ms;
+use crate::retry::{not_before_ms, wait_ms};
 use serde::{Deserialize, Serialize};
 
 /// Where a shard is.
@@ -38,7 +39,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Nothing leaves a terminal phase (S2).
+    /// Nothing leaves a terminal phase (S2), but for what a person reopens: that begins a new round, with its own record.
     #[must_use]
     pub fn is_terminal(self) -> bool {
         matches!(self, Phase::Success | Phase::Failed | Phase::Cancelled)
@@ -196,6 +197,12 @@ pub enum FailureClass {
     Timeout,
     /// It made no progress for the job's `stall_timeout`; another try may help.
     Stalled,
+    /// Another try may help, but not before this long after the end: the other side said when it will be able to. Costs a try like
+    /// any failure, so that a service which is away for good ends as a dead letter and not as a shard that waits for ever.
+    NotBefore {
+        /// Milliseconds; bounded by [`NOT_BEFORE_MAX_MS`](crate::limits::NOT_BEFORE_MAX_MS).
+        wait_ms: u64,
+    },
 }
 
 /// What happens to a shard.
@@ -264,8 +271,15 @@ pub enum Event {
         /// The worker.
         owner: Incarnation,
     },
+    /// The worker that alone may run it is gone (a broadcast).
+    Abandon,
     /// The execution is cancelled.
     Cancel,
+    /// A person sends a failed shard back, with its checkpoint and all its tries: a new round of the execution.
+    Reopen {
+        /// The attempt that was seen failed.
+        attempt: u32,
+    },
 }
 
 /// What has to be done after a transition, by whoever applied it, in the same transaction.
@@ -317,6 +331,9 @@ pub enum Rejection {
     /// The checkpoint does not follow from the ledger's (S4).
     #[error("the checkpoint does not follow from the one in the ledger")]
     CheckpointGap,
+    /// It is not over, so there is nothing to reopen.
+    #[error("the shard has not ended")]
+    NotEnded,
     /// There is no such shard.
     #[error("there is no such shard")]
     NoSuchShard,
@@ -335,6 +352,7 @@ impl Rejection {
             Rejection::NotRunning => "not_running",
             Rejection::NotYet => "not_yet",
             Rejection::CheckpointGap => "checkpoint_gap",
+            Rejection::NotEnded => "not_ended",
             Rejection::NoSuchShard => "no_such_shard",
         }
     }
@@ -376,7 +394,11 @@ pub fn apply(
             check_running(shard, *attempt, *owner)?;
             let failures = shard.failures.saturating_add(1);
             let again = *class != FailureClass::Permanent && failures < policy.attempts;
-            let wait = i64::try_from(wait_ms(policy, failures, *seed)).unwrap_or(i64::MAX);
+            let wait = match class {
+                FailureClass::NotBefore { wait_ms } => not_before_ms(policy, failures, *wait_ms, *seed),
+                _ => wait_ms(policy, failures, *seed),
+            };
+            let wait = i64::try_from(wait).unwrap_or(i64::MAX);
             Ok(after_failure(shard, failures, again.then_some(now_ms.saturating_add(wait))))
         }
         Event::Reclaim { attempt, owner, .. } => {
@@ -400,6 +422,12 @@ pub fn apply(
             check_running(shard, *attempt, *owner)?;
             Ok(after_failure(shard, shard.failures, Some(now_ms)))
         }
+        Event::Abandon => match shard.phase {
+            Phase::Pending => Ok(after_failure(shard, shard.failures, None)),
+            // Its owner's loss is seen to first; then it is pending.
+            Phase::Running => Err(Rejection::NotYet),
+            ended => Err(Rejection::Terminal(ended)),
+        },
         Event::Cancel => {
             if shard.phase.is_terminal() {
                 return Err(Rejection::Terminal(shard.phase));
@@ -409,6 +437,15 @@ pub fn apply(
                 Some(Effect::Settle(Phase::Cancelled)),
             ))
         }
+        Event::Reopen { attempt } => match shard.phase {
+            Phase::Pending | Phase::Running => Err(Rejection::NotEnded),
+            Phase::Success | Phase::Cancelled => Err(Rejection::Terminal(shard.phase)),
+            Phase::Failed => {
+                same_attempt(shard, *attempt)?;
+                // Due at once, whatever the clock of who asks says.
+                Ok(after_failure(shard, 0, Some(0)))
+            }
+        },
     }
 }
 
@@ -436,6 +473,10 @@ fn check_attempt(shard: &Shard, named: u32) -> Result<(), Rejection> {
     if shard.phase.is_terminal() {
         return Err(Rejection::Terminal(shard.phase));
     }
+    same_attempt(shard, named)
+}
+
+fn same_attempt(shard: &Shard, named: u32) -> Result<(), Rejection> {
     match named.cmp(&shard.attempt) {
         std::cmp::Ordering::Less => Err(Rejection::StaleAttempt { named, current: shard.attempt }),
         std::cmp::Ordering::Greater => Err(Rejection::UnknownAttempt { named, current: shard.attempt }),

@@ -4,11 +4,17 @@
 //! process that is killed in between has said all that it may have done.
 
 use crate::ids::{AttemptRef, Epoch, ExecutionId, Incarnation};
-use crate::shard::{Checkpoint, FailureClass, Phase, ReclaimReason};
+use crate::shard::{Checkpoint, FailureClass, Phase, ReclaimReason, TakeOverReason};
 use serde::{Deserialize, Serialize};
 
 /// The reason of a claim that the ledger was not asked for: the keys know that the attempt's end is recorded.
 pub const ALREADY_DONE: &str = "already_done";
+
+/// The reason of a claim that came before the attempt's time, by the label of the refusal.
+pub const NOT_YET: &str = "not_yet";
+
+/// The outcome of a firing that made its execution.
+pub const FIRED: &str = "fired";
 
 /// How an attempt ended, by its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +48,13 @@ pub enum TraceEvent {
         /// The execution, if one is to be made.
         execution: Option<ExecutionId>,
         /// The shards of its plan.
+        shards: u32,
+    },
+    /// The first shard of a map is about to be recorded, with the shards that it emitted.
+    Growing {
+        /// The execution.
+        execution: ExecutionId,
+        /// Its shards from then on.
         shards: u32,
     },
     /// What the ledger decided about it.
@@ -86,6 +99,16 @@ pub enum TraceEvent {
         /// Where the shard is now.
         became: Option<Phase>,
     },
+    /// A person is about to send failed shards of an execution back.
+    Reopening {
+        /// The execution.
+        execution: ExecutionId,
+    },
+    /// This one was: the next attempt of its shard has all its tries again.
+    Reopened {
+        /// The attempt that had failed.
+        at: AttemptRef,
+    },
     /// A worker was handed an attempt.
     Delivered {
         /// The attempt.
@@ -111,6 +134,43 @@ pub enum TraceEvent {
         at: AttemptRef,
         /// Why; the label of the metric.
         reason: String,
+    },
+    /// A shard whose message came again is about to be taken over from its owner.
+    TakingOver {
+        /// By this worker.
+        by: Incarnation,
+        /// The attempt that the message names; the one that runs may be a later one.
+        at: AttemptRef,
+        /// Why.
+        reason: TakeOverReason,
+        /// Tries that its job allows.
+        attempts: u32,
+    },
+    /// It was, and runs here.
+    TakenOver {
+        /// At this worker.
+        by: Incarnation,
+        /// The new attempt.
+        at: AttemptRef,
+        /// The attempt that the message named.
+        message: u32,
+        /// Why.
+        reason: TakeOverReason,
+        /// Tries that its job allows.
+        attempts: u32,
+    },
+    /// It was taken from its owner, and had no try left.
+    TakenAway {
+        /// By this worker.
+        by: Incarnation,
+        /// The attempt that the message names.
+        at: AttemptRef,
+        /// Why.
+        reason: TakeOverReason,
+        /// Tries that its job allows.
+        attempts: u32,
+        /// Where the shard is now.
+        became: Phase,
     },
     /// A checkpoint is about to be moved.
     Advancing {

@@ -326,6 +326,15 @@ mod tests {
         assert!(refused(r#"{"job":"demo","params":{"x":18446744073709551617}}"#).contains("quotes"));
     }
 
+    /// What runs, and with which environment, is the job's alone; a parameter is data, whatever it is called.
+    #[test]
+    fn z_03_a_message_sets_neither_a_command_nor_an_environment() {
+        for field in ["handler", "exec", "command", "env", "url", "headers", "sql", "user", "dir"] {
+            let refused = refused(format!(r#"{{"job":"demo","{field}":["sh","-c","id"]}}"#));
+            assert!(refused.contains(&format!("'{field}'")), "{refused}");
+        }
+    }
+
     #[test]
     fn g_08_a_misspelt_field_is_named() {
         assert!(refused(r#"{"job":"demo","parms":{}}"#).contains("did you mean 'params'"));

@@ -36,6 +36,7 @@ fn next(schedule: &Schedule, from: &str, count: usize) -> (Vec<String>, Vec<(Str
         match one {
             Coming::Fires { nominal_ms, .. } => fires.push(rfc3339(nominal_ms)),
             Coming::Skipped { first_ms, exception, .. } => skipped.push((rfc3339(first_ms), exception)),
+            Coming::Lost { at_ms, clock_change } => skipped.push((rfc3339(at_ms), clock_change)),
         }
     }
     (fires, skipped)
@@ -248,6 +249,42 @@ fn the_days_of_a_clock_change_are_marked() {
         assert_eq!(mark(&new_york("30 2 * * *"), quiet), None, "{quiet}");
     }
     assert_eq!(mark("cron = \"30 2 * * *\"", "2025-03-09T00:00:00Z"), None);
+}
+
+/// With `gap = "skip"` nothing fires on that day, and the list says why. What follows elapsed time loses nothing.
+#[test]
+fn a_day_that_the_clock_takes_away_is_marked() {
+    let new_york =
+        |pattern: &str, rest: &str| schedule(&format!("cron = \"{pattern}\", timezone = \"America/New_York\"{rest}"));
+    let skip = ", dst = { gap = \"skip\" }";
+    let lost = |schedule: &Schedule, from: &str, count: usize| next(schedule, from, count);
+    let (fires, marks) = lost(&new_york("0,30 2 * * *", skip), "2025-03-08T12:00:00Z", 2);
+    assert_eq!(fires, ["2025-03-10T06:00:00Z", "2025-03-10T06:30:00Z"]);
+    let words = "clocks go forward from 02:00 to 03:00: 02:00 does not exist, does not fire";
+    assert_eq!(marks, [("2025-03-09T07:00:00Z".to_owned(), words.to_owned())], "one mark for the day");
+    // Two springs between two firings, and a year whose change touches nothing.
+    let (_, marks) = lost(&new_york("30 2 9 3 *", skip), "2024-06-01T00:00:00Z", 2);
+    assert_eq!(marks.iter().map(|(at, _)| at.as_str()).collect::<Vec<_>>(), ["2025-03-09T07:00:00Z"]);
+    for quiet in [
+        new_york("30 2 * * *", ""),
+        new_york("*/10 * * * *", ""),
+        new_york("*/10 * * * *", skip),
+        new_york("30 4 * * *", skip),
+        new_york("30 2 * * *", ", from = \"2025-03-09T12:00:00Z\", dst = { gap = \"skip\" }"),
+        schedule("cron = \"30 2 * * *\""),
+        schedule("every = \"1d\""),
+    ] {
+        assert_eq!(lost(&quiet, "2025-03-08T12:00:00Z", 2).1, [], "{quiet:?}");
+    }
+    // Both passes of a repeated hour are no loss, with any choice.
+    for fold in ["first", "second", "both"] {
+        let folded = new_york("0-59 1 * * *", &format!(", dst = {{ fold = \"{fold}\" }}"));
+        assert_eq!(lost(&folded, "2025-11-01T12:00:00Z", 200).1, [], "{fold}");
+    }
+    // A day that the calendar itself left out.
+    let samoa = schedule("cron = \"0 12 * * *\", timezone = \"Pacific/Apia\"");
+    let (_, marks) = lost(&samoa, "2011-12-29T00:00:00Z", 2);
+    assert_eq!(marks.len(), 1, "{marks:?}");
 }
 
 proptest! {

@@ -249,7 +249,7 @@ CRON_TZ=Mars/Phobos
     }
 
     fn script(job: &JobSpec) -> &str {
-        let HandlerSpec::Exec { argv } = &job.handler else { panic!("{job:?}") };
+        let HandlerSpec::Exec { argv, .. } = &job.handler else { panic!("{job:?}") };
         assert_eq!(argv[1], "-c");
         &argv[2]
     }
@@ -268,7 +268,7 @@ CRON_TZ=Mars/Phobos
             script(poll),
             "export PATH='/usr/local/bin:/usr/bin'; /usr/local/bin/poll.sh --fast >/dev/null 2>&1"
         );
-        assert!(matches!(&poll.handler, HandlerSpec::Exec { argv } if argv[0] == "/bin/bash"));
+        assert!(matches!(&poll.handler, HandlerSpec::Exec { argv, .. } if argv[0] == "/bin/bash"));
         assert_eq!((poll.overlap, poll.timeout, poll.retry.attempts), (OverlapPolicy::Allow, Timeout::Never, 1));
         assert_eq!(by("manage").schedule.as_ref().unwrap().timezone.as_deref(), Some("America/New_York"));
         assert!(

@@ -289,7 +289,7 @@ UNLOCK TABLES;
         );
         assert_eq!(jobs[2].schedule.as_ref().unwrap().every, Some(Span::secs(90)));
         assert_eq!((jobs[2].timeout, jobs[2].misfire.policy), (Timeout::Never, Misfire::Skip));
-        let HandlerSpec::Exec { argv } = &jobs[0].handler else { panic!("{:?}", jobs[0]) };
+        let HandlerSpec::Exec { argv, .. } = &jobs[0].handler else { panic!("{:?}", jobs[0]) };
         assert_eq!(argv[..], ["sh", "-c", "#!/bin/bash\necho \"$1\"\nexit 0\n", "clean", "7"]);
         assert_eq!(jobs[3].schedule, None, "a pattern without a meaning");
         for words in [

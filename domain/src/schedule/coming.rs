@@ -26,6 +26,13 @@ pub enum Coming {
         /// The exception.
         exception: String,
     },
+    /// A change of the clock takes it away: its time does not exist on that day, and nothing makes up for it.
+    Lost {
+        /// The instant of the change.
+        at_ms: i64,
+        /// In a sentence.
+        clock_change: String,
+    },
 }
 
 /// The next `count` firings strictly after an instant, and the excepted ones between them; runs by the same exception are one entry.
@@ -37,6 +44,9 @@ pub fn coming(schedule: &Schedule, after_ms: i64, count: usize) -> Result<(Vec<C
     let (mut found, mut fires, mut skipped, mut at) = (Vec::new(), 0, 0, after_ms);
     while fires < count {
         let Some(nominal_ms) = schedule.next_after(at)? else { break };
+        for (at_ms, clock_change) in schedule.lost_between(at, nominal_ms)? {
+            found.push(Coming::Lost { at_ms, clock_change });
+        }
         at = nominal_ms;
         if let Some(exception) = schedule.exception(nominal_ms) {
             skipped += 1;

@@ -21,6 +21,8 @@ pub struct CronSchedule {
     tz: Tz,
     gap: Gap,
     fold: Fold,
+    /// It names times, and does not follow elapsed time.
+    fixed: bool,
     /// No instant before this is asked of the calendar.
     first: i64,
     /// Nor any from this on.
@@ -41,6 +43,7 @@ impl CronSchedule {
             tz,
             gap: dst.gap.unwrap_or(gap),
             fold: dst.fold.unwrap_or(fold),
+            fixed: !read.wildcard,
             first: new_year(*YEARS.start()) - OFFSET_MAX_S,
             end: new_year(*YEARS.end() + 1) + OFFSET_MAX_S,
         })
@@ -77,6 +80,33 @@ impl CronSchedule {
             (Fold::Both, false) => ": the second time",
         };
         Some(format!("clocks go back from {turned}{which}"))
+    }
+
+    /// The changes of the clock between two instants (in seconds) that are next to each other, over a time of the pattern that nothing
+    /// makes up for: each with the instant of the change. A pattern that follows elapsed time loses nothing.
+    pub(super) fn lost_between(&self, after: i64, before: i64) -> Result<Vec<(i64, String)>, ScheduleError> {
+        let mut lost = Vec::new();
+        if !self.fixed {
+            return Ok(lost);
+        }
+        let end = before + zone::offset_at(self.tz, before);
+        let mut wall = after + zone::offset_at(self.tz, after) + 1;
+        while let Some(next) = self.calendar.next(wall).filter(|next| *next < end) {
+            wall = match zone::resolve(self.tz, next)? {
+                Local::Never(change) => {
+                    let (old, new) = (change.at + change.before, change.at + change.after);
+                    if !self.moves(change) {
+                        let (old, new, missing) = (wall_time(old), wall_time(new), wall_time(next));
+                        let text =
+                            format!("clocks go forward from {old} to {new}: {missing} does not exist, does not fire");
+                        lost.push((change.at, text));
+                    }
+                    new
+                }
+                Local::Once(_) | Local::Twice(..) => next + 1,
+            };
+        }
+        Ok(lost)
     }
 
     /// The first instant strictly after `after_ms`.

@@ -176,6 +176,23 @@ impl Schedule {
         }
     }
 
+    /// The changes of the clock between an instant and the next one of the schedule that took a time of its pattern away, for good:
+    /// each with its own instant, and in a sentence.
+    ///
+    /// # Errors
+    /// The calendar could not be computed.
+    pub fn lost_between(&self, after_ms: i64, before_ms: i64) -> Result<Vec<(i64, String)>, ScheduleError> {
+        let from_ms = self.rules.as_ref().map_or(i64::MIN, |rules| rules.from_ms);
+        let after = after_ms.max(from_ms.saturating_sub(1)).div_euclid(1_000);
+        match &self.at(before_ms).kind {
+            Kind::Cron(cron) => {
+                let lost = cron.lost_between(after, before_ms.div_euclid(1_000))?;
+                Ok(lost.into_iter().map(|(at, text)| (at.saturating_mul(1_000), text)).collect())
+            }
+            Kind::Every { .. } | Kind::Delay(_) | Kind::At(_) | Kind::Never => Ok(Vec::new()),
+        }
+    }
+
     /// The schedule that decides about an instant: an earlier one, as long as it owes it.
     fn at(&self, nominal_ms: i64) -> &Schedule {
         let owed = self.owed.iter().flatten().find(|(_, until_ms)| nominal_ms <= *until_ms);

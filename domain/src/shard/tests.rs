@@ -171,6 +171,7 @@ fn any_event() -> impl Strategy<Value = Event> {
             from: from.map(|f| Checkpoint::Number(f.into())),
             to: Checkpoint::Number(to.into())
         }),
+        Just(Event::Abandon),
         Just(Event::Cancel),
     ]
 }
@@ -182,4 +183,53 @@ proptest! {
         let settled = answers.iter().filter(|a| matches!(a, Ok(Some(Effect::Settle(_))))).count();
         prop_assert!(settled <= 1, "S1: settled {} times", settled);
     }
+}
+
+/// A handler may say when the next try makes sense. It is a try all the same.
+#[test]
+fn a_failure_with_an_instant_waits_for_it_and_costs_a_try() {
+    let policy = RetryPolicy { attempts: 2, jitter: 0.0, ..RetryPolicy::default() };
+    let class = FailureClass::NotBefore { wait_ms: 3_600_000 };
+    let fail = |attempt| Event::Fail { attempt, owner: worker(1), class, seed: 7 };
+    let claim = |attempt| Event::Claim { attempt, owner: worker(1) };
+    let (running, _) = apply(&Shard::new(), &claim(1), &policy, 10).unwrap();
+    let (waiting, effect) = apply(&running, &fail(1), &policy, 1_000).unwrap();
+    assert_eq!((waiting.failures, waiting.not_before_ms), (1, 3_601_000));
+    assert_eq!(effect, Some(Effect::Redispatch { not_before_ms: 3_601_000 }));
+    assert_eq!(apply(&waiting, &claim(2), &policy, 3_600_999).unwrap_err(), Rejection::NotYet);
+    let (running, _) = apply(&waiting, &claim(2), &policy, 3_601_000).unwrap();
+    let (dead, effect) = apply(&running, &fail(2), &policy, 3_602_000).unwrap();
+    assert_eq!((dead.phase, effect), (Phase::Failed, Some(Effect::Settle(Phase::Failed))));
+}
+
+/// Decision 0025.
+#[test]
+fn a_failed_shard_goes_on_under_the_next_attempt_with_all_its_tries() {
+    let policy = RetryPolicy::default();
+    let reopen = |attempt| Event::Reopen { attempt };
+    let failed = Shard {
+        phase: Phase::Failed,
+        attempt: 3,
+        failures: 3,
+        checkpoint: Some(Checkpoint::Number(40)),
+        ..Shard::new()
+    };
+    let (next, effect) = apply(&failed, &reopen(3), &policy, 9_000).unwrap();
+    invariants::check_event(&failed, &reopen(3), &next).unwrap();
+    assert_eq!((next.phase, next.attempt, next.failures), (Phase::Pending, 4, 0));
+    assert_eq!((next.not_before_ms, &next.checkpoint), (0, &failed.checkpoint), "at once, from where it got to");
+    assert_eq!(effect, Some(Effect::Redispatch { not_before_ms: 0 }));
+    // Asked twice, it happens once; and who saw an older state is told so.
+    assert_eq!(apply(&next, &reopen(3), &policy, 9_000).unwrap_err(), Rejection::NotEnded);
+    assert_eq!(
+        apply(&failed, &reopen(2), &policy, 9_000).unwrap_err(),
+        Rejection::StaleAttempt { named: 2, current: 3 }
+    );
+    for phase in [Phase::Success, Phase::Cancelled] {
+        let ended = Shard { phase, ..Shard::new() };
+        assert_eq!(apply(&ended, &reopen(1), &policy, 9_000).unwrap_err(), Rejection::Terminal(phase));
+    }
+    // A late write of the old round meets the fence.
+    let late = Event::Succeed { attempt: 3, owner: worker(1) };
+    assert_eq!(apply(&next, &late, &policy, 9_000).unwrap_err(), Rejection::StaleAttempt { named: 3, current: 4 });
 }

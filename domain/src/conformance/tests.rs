@@ -1,7 +1,8 @@
 //! A trace that conforms, and what falsifies it.
 
 use super::*;
-use crate::shard::FailureClass;
+use crate::shard::{Checkpoint, FailureClass, Phase, ReclaimReason, TakeOverReason};
+use crate::trace::End;
 use uuid::Uuid;
 
 fn execution() -> ExecutionId {
@@ -110,6 +111,12 @@ fn an_ack_before_the_record_is_found() {
     let mut at_delivery = Run::fired();
     at_delivery.say("worker-1", TraceEvent::Delivered { at: at(1) }).ack(1, 1);
     assert!(at_delivery.wrong().contains("(A1)"));
+    // Too early is no answer, and a label is a label.
+    assert_eq!(crate::shard::Rejection::NotYet.label(), crate::trace::NOT_YET);
+    let mut too_early = Run::fired();
+    too_early.say("worker-1", TraceEvent::Claiming { owner: worker(1), at: at(1) });
+    too_early.say("worker-1", TraceEvent::ClaimRefused { at: at(1), reason: crate::trace::NOT_YET.into() }).ack(1, 1);
+    assert!(too_early.wrong().contains("(A1)"));
 }
 
 #[test]
@@ -154,6 +161,72 @@ fn a_step_that_its_process_did_not_live_to_tell_is_presumed() {
 }
 
 #[test]
+fn a_checkpoint_whose_answer_was_lost_is_presumed_where_the_next_attempt_goes_on_from_it() {
+    let number = |n| Checkpoint::Number(n);
+    let mut run = Run::fired();
+    run.claim(1, 1);
+    // Taken, and the answer lost; then refused, since the worker does not know where it stands.
+    for to in [26, 52] {
+        run.say("worker-1", TraceEvent::Advancing { owner: worker(1), at: at(1), from: None, to: number(to) });
+    }
+    run.reclaim(1, 1, Phase::Pending).dispatched(2).claim(2, 2);
+    for (from, to) in [(26, 52), (52, 78)] {
+        let (owner, at, from) = (worker(2), at(2), Some(number(from)));
+        run.say("worker-2", TraceEvent::Advancing { owner, at, from, to: number(to) });
+        run.say("worker-2", TraceEvent::Advanced { owner, at, to: number(to) });
+    }
+    assert_eq!(check(&run.0).unwrap().presumed, 1);
+    let (owner, at, to) = (worker(2), at(2), number(90));
+    run.say("worker-2", TraceEvent::Advancing { owner, at, from: Some(number(52)), to: to.clone() });
+    run.say("worker-2", TraceEvent::Advanced { owner, at, to });
+    assert!(run.wrong().contains("does not follow"), "{}", run.wrong());
+}
+
+#[test]
+fn a_shard_that_is_taken_over_goes_on_without_a_claim() {
+    let reason = TakeOverReason::Redelivered;
+    let taken = |run: &mut Run| {
+        run.claim(1, 1);
+        let (owner, by) = (worker(2), worker(2));
+        run.say("worker-2", TraceEvent::Claiming { owner, at: at(1) });
+        run.say("worker-2", TraceEvent::ClaimRefused { at: at(1), reason: "already_running".into() });
+        run.say("worker-2", TraceEvent::TakingOver { by, at: at(1), reason, attempts: 3 });
+        run.say("worker-2", TraceEvent::TakenOver { by, at: at(2), message: 1, reason, attempts: 3 });
+    };
+    let mut run = Run::fired();
+    taken(&mut run);
+    run.recording(2, 2, WELL.0).recorded(2, 2, WELL).ack(2, 1);
+    assert_eq!(check(&run.0).unwrap().presumed, 0);
+    // The message that it was taken over by stands for it: acked before its end, it is acked too early.
+    let mut early = Run::fired();
+    taken(&mut early);
+    early.ack(2, 1);
+    assert!(early.wrong().contains("(A1)"), "{}", early.wrong());
+    // And the first owner's result comes too late.
+    run.recording(1, 1, WELL.0).recorded(1, 1, WELL);
+    assert!(run.wrong().contains("attempt 1 ended a second time"), "{}", run.wrong());
+}
+
+#[test]
+fn a_shard_that_is_taken_away_by_its_first_message_ends_at_the_attempt_that_it_had_come_to() {
+    let reason = TakeOverReason::Redelivered;
+    let mut run = Run::fired();
+    run.claim(1, 1);
+    for n in [2, 3] {
+        let (life, by) = (format!("worker-{n}"), worker(u128::from(n)));
+        run.say(&life, TraceEvent::TakingOver { by, at: at(1), reason, attempts: 3 });
+        run.say(&life, TraceEvent::TakenOver { by, at: at(n), message: 1, reason, attempts: 3 });
+    }
+    let by = worker(4);
+    run.say("worker-4", TraceEvent::TakingOver { by, at: at(1), reason, attempts: 3 });
+    run.say("worker-4", TraceEvent::TakenAway { by, at: at(1), reason, attempts: 3, became: Phase::Failed });
+    assert_eq!(check(&run.0).unwrap().presumed, 0);
+    // Nobody can end it after that.
+    run.recording(3, 3, WELL.0).recorded(3, 3, WELL);
+    assert!(run.wrong().contains("attempt 3 ended a second time"), "{}", run.wrong());
+}
+
+#[test]
 fn a_wrong_end_of_a_budget_is_found() {
     let mut run = Run::fired();
     run.claim(1, 1).recording(1, 1, AGAIN.0).recorded(1, 1, (AGAIN.0, Phase::Failed));
@@ -180,4 +253,23 @@ fn a_missing_line_is_found() {
     let mut run = long_life();
     run.0.remove(5);
     assert!(run.wrong().contains("is missing"));
+}
+
+/// Three failures, and a fourth attempt: only if somebody sent the shard back.
+#[test]
+fn a_failed_shard_runs_again_only_if_somebody_sent_it_back() {
+    const DEAD: (End, Phase) = (End::Failure(FailureClass::Permanent), Phase::Failed);
+    let lives = |between: &[TraceEvent]| {
+        let mut run = Run::fired();
+        run.claim(1, 1).recording(1, 1, DEAD.0).recorded(1, 1, DEAD).ack(1, 1);
+        for event in between {
+            run.say("person", event.clone());
+        }
+        run.dispatched(2).claim(2, 2).recording(2, 2, WELL.0).recorded(2, 2, WELL).ack(2, 2);
+        run
+    };
+    let (asked, answered) = (TraceEvent::Reopening { execution: execution() }, TraceEvent::Reopened { at: at(1) });
+    assert_eq!(check(&lives(&[asked.clone(), answered]).0).unwrap().presumed, 0);
+    assert_eq!(check(&lives(&[asked]).0).unwrap().presumed, 1, "the person's process died before the answer");
+    assert!(lives(&[]).wrong().contains("the shard is failed at attempt 1"), "{}", lives(&[]).wrong());
 }
