@@ -1,8 +1,8 @@
 //! Jobs as they go into the ledger and come out, with their versions.
 
-use crate::rows::Applied;
+use crate::rows::{Applied, JobRecord};
 use serde::Serialize;
-use shardcron_domain::JobSpec;
+use shardcron_domain::{JobId, JobSpec};
 
 /// Changes of jobs, made in one transaction or not at all.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +42,34 @@ pub struct Changed {
     pub applied: Vec<Applied>,
     /// The deleted jobs; one that was gone before is not among them.
     pub deleted: Vec<String>,
+}
+
+/// How far a reader of the jobs' changes has come. The default is the beginning: everything that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobsCursor {
+    /// The revision of the last job that was read.
+    pub revision: i64,
+    /// Its number.
+    pub job: i64,
+}
+
+impl Default for JobsCursor {
+    fn default() -> Self {
+        JobsCursor { revision: -1, job: 0 }
+    }
+}
+
+/// Some of the jobs that were changed, in the order of their changes.
+#[derive(Clone, Debug, Default)]
+pub struct JobPage {
+    /// Those that are there.
+    pub jobs: Vec<JobRecord>,
+    /// Those that were deleted.
+    pub gone: Vec<JobId>,
+    /// Where the next page begins.
+    pub next: JobsCursor,
+    /// Whether there may be more already.
+    pub more: bool,
 }
 
 /// One version of a job.

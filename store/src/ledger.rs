@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::job_rows::*;
+use crate::output_rows::*;
 use crate::rows::*;
 use async_trait::async_trait;
 use shardcron_domain::execution;
@@ -21,7 +22,12 @@ pub type Verdicts<T> = Vec<std::result::Result<T, Rejection>>;
 /// and then have written nothing.
 #[async_trait]
 #[allow(missing_docs, reason = "each method is documented where its group begins")]
-pub trait Ledger: crate::firing_port::FiringLedger {
+pub trait Ledger:
+    crate::firing_port::FiringLedger
+    + crate::ops_port::OpsLedger
+    + crate::sharding_port::ShardingLedger
+    + crate::effects_port::EffectsLedger
+{
     // ---- set-up -------------------------------------------------------------------------------------------------------
 
     /// Brings the tables to this program's version. Any number of processes may call it at once; one migrates, the others wait.
@@ -69,8 +75,11 @@ pub trait Ledger: crate::firing_port::FiringLedger {
     async fn job(&self, name: &str) -> Result<Option<JobRecord>>;
     /// Pauses (`Some(who)`) or resumes a job; column-wise, so that a scheduler pass can't undo it (case S-18). False: no such job.
     async fn set_paused(&self, name: &str, paused_by: Option<&str>, who: &str, now_ms: i64) -> Result<bool>;
-    /// A number that changes with every change of any job; the leader polls it.
+    /// A number that grows with every change of any job; the leader polls it.
     async fn jobs_revision(&self) -> Result<i64>;
+    /// At most `limit` of the jobs that were changed after what `after` has seen, in the order of their changes. A job that is changed
+    /// between two pages comes again. Pauses count as changes, next instants do not.
+    async fn jobs_changed(&self, after: JobsCursor, limit: usize) -> Result<JobPage>;
 
     // ---- firing (leader) ----------------------------------------------------------------------------------------------
 
@@ -172,8 +181,15 @@ pub trait Ledger: crate::firing_port::FiringLedger {
         reclaims: &[(Reclaim, RetryPolicy)],
         now_ms: i64,
     ) -> Result<Verdicts<Recorded>>;
-    /// Cancels an execution and all its shards that have not ended. `None`: no such execution.
-    async fn cancel(&self, execution: ExecutionId, who: &str, now_ms: i64) -> Result<Option<execution::Phase>>;
+    /// Cancels an execution and all its shards that have not ended; `why` is kept with it. Returns where it stands then: a phase other
+    /// than `Cancelled` says that it had ended before. `None`: no such execution.
+    async fn cancel(
+        &self,
+        execution: ExecutionId,
+        who: &str,
+        why: &str,
+        now_ms: i64,
+    ) -> Result<Option<execution::Phase>>;
 
     // ---- triggers and dead letters ------------------------------------------------------------------------------------
 
@@ -187,6 +203,14 @@ pub trait Ledger: crate::firing_port::FiringLedger {
     async fn put_dead_message(&self, reason: &str, payload: &[u8], now_ms: i64) -> Result<()>;
     /// The latest dead letters.
     async fn dead(&self, limit: usize) -> Result<Vec<DeadRow>>;
+
+    // ---- output -------------------------------------------------------------------------------------------------------
+
+    /// Keeps output of attempts, in one transaction. May be repeated after an error; no chunk comes twice. Not fenced: it is of an
+    /// attempt, whatever has become of the attempt, and says nothing about the shard.
+    async fn keep_output(&self, writes: &[OutputWrite], now_ms: i64) -> Result<()>;
+    /// Output of an execution in the order in which it was kept.
+    async fn output(&self, query: &OutputQuery, limit: usize) -> Result<Vec<OutputRow>>;
 
     // ---- retention ----------------------------------------------------------------------------------------------------
 

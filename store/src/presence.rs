@@ -30,6 +30,9 @@ pub struct WorkerBeat {
     /// For each attempt of a job with a `stall_timeout`: a count that grows with its progress. Empty for all others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub progress: Vec<(AttemptRef, u64)>,
+    /// The keys that its caches are asked for most, each with its cache: what its successor preloads.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hot_keys: Vec<(String, String)>,
     /// The degraded modes that it is in, by name; a beat of before 0.2 has none.
     #[serde(default)]
     pub modes: Vec<String>,

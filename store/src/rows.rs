@@ -330,6 +330,8 @@ pub struct SqlStep {
     pub advance: Option<(Option<Checkpoint>, Checkpoint)>,
     /// The end, in the last step. Its `rows` are replaced by the ledger's own sum over all steps of all attempts.
     pub finish: Option<Ended>,
+    /// Rows that the step's statements changed in another database; counted with those that change here.
+    pub rows_elsewhere: u64,
 }
 
 /// What a step did.
@@ -478,6 +480,8 @@ pub struct DeadRow {
     pub shard: Option<(ExecutionId, u32)>,
     /// The message's text, cut to `limits::REJECTED_TEXT_BYTES`.
     pub text: Option<String>,
+    /// The shard's job, while its execution is kept.
+    pub job: Option<String>,
 }
 
 /// A trigger that waits in the ledger for the leader (without RabbitMQ).
@@ -540,6 +544,8 @@ pub enum PruneCursor {
     },
     /// At the dead letters.
     DeadLetters,
+    /// At the requests to fill in past instants.
+    Backfills,
     /// The pass is over.
     Done,
 }
@@ -561,6 +567,8 @@ pub struct Pruned {
     pub decisions: u64,
     /// Dead letters.
     pub dead_letters: u64,
+    /// Requests to fill in past instants.
+    pub backfills: u64,
 }
 
 impl std::ops::AddAssign for Pruned {
@@ -569,5 +577,6 @@ impl std::ops::AddAssign for Pruned {
         self.executions += more.executions;
         self.decisions += more.decisions;
         self.dead_letters += more.dead_letters;
+        self.backfills += more.backfills;
     }
 }

@@ -176,7 +176,7 @@ async fn cancel_against_recording(world: World) {
             answers.iter().filter(|r| matches!(r, Ok(Recorded { phase: Phase::Success, .. }))).count()
         });
     }
-    let phase = ledger.cancel(id, "ops", T0).await.unwrap().unwrap();
+    let phase = ledger.cancel(id, "ops", "tests", T0).await.unwrap().unwrap();
     let recorded: usize = tasks.join_all().await.iter().sum();
     let row = ledger.execution(id).await.unwrap().unwrap();
     assert_eq!((row.phase, row.succeeded as usize), (phase, recorded));

@@ -76,7 +76,7 @@ async fn f2_a_replaced_schedule_owes_what_is_due(world: World) {
             break;
         }
     }
-    let Some(StoreError::Invalid(words)) = refused else { panic!("{refused:?}") };
+    let Some(StoreError::Conflict(words)) = refused else { panic!("{refused:?}") };
     assert!(words.contains("'job' was changed 50 times") && words.contains("start a scheduler"), "{words}");
 }
 

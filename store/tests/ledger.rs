@@ -279,20 +279,20 @@ async fn cancel_ends_everything(world: World) {
     let at = |i| attempt(id, i, 1);
     ledger.claim(me, &[at(0), at(1)], T0).await.unwrap();
     ledger.record(me, &[success(at(0))], T0).await.unwrap();
-    assert_eq!(ledger.cancel(id, "ops", T0).await.unwrap(), Some(execution::Phase::Cancelled));
-    assert_eq!(ledger.cancel(id, "ops", T0).await.unwrap(), Some(execution::Phase::Cancelled));
+    assert_eq!(ledger.cancel(id, "ops", "tests", T0).await.unwrap(), Some(execution::Phase::Cancelled));
+    assert_eq!(ledger.cancel(id, "ops", "tests", T0).await.unwrap(), Some(execution::Phase::Cancelled));
     assert_eq!(ledger.record(me, &[success(at(1))], T0).await.unwrap(), [Err(Rejection::Terminal(Phase::Cancelled))]);
     assert_eq!(ledger.claim(me, &[at(2)], T0).await.unwrap(), [Err(Rejection::Terminal(Phase::Cancelled))]);
     let row = ledger.execution(id).await.unwrap().unwrap();
     assert_eq!((row.succeeded, row.cancelled, row.running), (1, 2, Some(0)));
     invariants::check_tally(&ledger.tally(id).await.unwrap().0).unwrap();
     let unknown = shardcron_domain::ExecutionId(uuid::Uuid::from_u128(1));
-    assert_eq!(ledger.cancel(unknown, "ops", T0).await.unwrap(), None);
+    assert_eq!(ledger.cancel(unknown, "ops", "tests", T0).await.unwrap(), None);
     // One whose rows are not all written yet gets no more of them, and is complete nevertheless.
     let new = new_execution(5_000, OverlapPolicy::Allow);
     let large = new.id;
     ledger.fire(epoch, &[intent(job, "large", new)], T0).await.unwrap();
-    ledger.cancel(large, "ops", T0).await.unwrap();
+    ledger.cancel(large, "ops", "tests", T0).await.unwrap();
     assert_eq!(ledger.materialize(epoch, large, 5_000).await.unwrap(), 1_000);
     invariants::check_tally(&ledger.tally(large).await.unwrap().0).unwrap();
 }

@@ -8,8 +8,9 @@ use common::*;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use shardcron_domain::recovery::Reclaim;
+use shardcron_domain::reopen::Refused;
 use shardcron_domain::shard::{
-    Checkpoint, Effect, Event, FailureClass, ReclaimReason, Rejection, Shard, TakeOverReason, apply,
+    Checkpoint, Effect, Event, FailureClass, Phase, ReclaimReason, Rejection, Shard, TakeOverReason, apply,
 };
 use shardcron_domain::{ExecutionId, Incarnation, invariants};
 use shardcron_store::sql::SqlLedger;
@@ -38,8 +39,13 @@ fn event(rng: &mut StdRng, shard: &Shard, workers: &[Incarnation; 2]) -> Event {
     let likely = rng.random_bool(0.7);
     let attempt = if likely { shard.attempt } else { rng.random_range(0..5) };
     let owner = shard.owner.filter(|_| likely).unwrap_or(workers[rng.random_range(0..2)]);
-    let class = [FailureClass::Transient, FailureClass::Timeout, FailureClass::Permanent][rng.random_range(0..3)];
-    match rng.random_range(0..13) {
+    let class = [
+        FailureClass::Transient,
+        FailureClass::Timeout,
+        FailureClass::Permanent,
+        FailureClass::NotBefore { wait_ms: 900 },
+    ][rng.random_range(0..4)];
+    match rng.random_range(0..14) {
         0..=3 => Event::Claim { attempt, owner },
         4..=5 => {
             let from = if likely { shard.checkpoint.clone() } else { checkpoint(rng) };
@@ -55,6 +61,8 @@ fn event(rng: &mut StdRng, shard: &Shard, workers: &[Incarnation; 2]) -> Event {
             let by = workers[rng.random_range(0..2)];
             Event::TakeOver { attempt: shard.attempt, owner, by, reason: TakeOverReason::Redelivered }
         }
+        // Whatever the attempt is: a person names the shard.
+        12 => Event::Reopen { attempt: shard.attempt },
         _ if rng.random_bool(0.1) => Event::Cancel,
         _ => Event::Claim { attempt, owner },
     }
@@ -99,7 +107,27 @@ impl Subject {
                 let reclaim = Reclaim { attempt: at(*attempt), owner: *owner, reason: *reason };
                 one(self.ledger.reclaim(self.epoch, &[(reclaim, retry)], now).await.unwrap())
             }
-            Event::Cancel => unreachable!("it concerns the whole execution"),
+            Event::Reopen { .. } => {
+                let shards = ReopenShards::These(vec![index]);
+                let wanted = Reopen { execution: self.id, shards, who: "test".into(), reason: None };
+                match self.ledger.reopen(&wanted, now).await.unwrap() {
+                    Ok(reopened) => {
+                        assert_eq!(reopened.shards.len(), 1);
+                        Ok(())
+                    }
+                    Err(Refused::NotFailed { found: Some(Phase::Pending | Phase::Running), .. }) => {
+                        Err(Rejection::NotEnded)
+                    }
+                    Err(Refused::NotFailed { found: Some(phase), .. }) => Err(Rejection::Terminal(phase)),
+                    // None of the execution has failed: nor has this one.
+                    Err(Refused::NothingFailed(_)) => {
+                        let row = self.ledger.shards(self.id, index, 1).await.unwrap().remove(0);
+                        Err(if row.phase.is_terminal() { Rejection::Terminal(row.phase) } else { Rejection::NotEnded })
+                    }
+                    Err(refused) => panic!("{refused}"),
+                }
+            }
+            Event::Abandon | Event::Cancel => unreachable!("it is no worker's"),
         }
     }
 
@@ -138,7 +166,7 @@ async fn the_adapter_does_what_the_domain_says(world: World) {
             let told = format!("shard {index}, step {step}: {event:?} at {shard:?}");
             let expected = match apply(&shard, &event, &policy(TRIES), now) {
                 Ok((next, effect)) => {
-                    invariants::check_shard_step(&shard, &next).unwrap();
+                    invariants::check_event(&shard, &event, &next).unwrap();
                     shard = next;
                     Ok(effect)
                 }
@@ -162,7 +190,7 @@ async fn the_adapter_does_what_the_domain_says(world: World) {
     let (tally, _) = world.ledger.tally(id).await.unwrap();
     assert_eq!(tally.terminal, tally.counted);
     assert_eq!(tally.recorded_twice, 0);
-    world.ledger.cancel(id, "test", T0).await.unwrap();
+    world.ledger.cancel(id, "test", "test", T0).await.unwrap();
     invariants::check_tally(&world.ledger.tally(id).await.unwrap().0).unwrap();
 }
 

@@ -8,10 +8,15 @@ use common::*;
 use shardcron_domain::ExecutionId;
 use shardcron_domain::job::OverlapPolicy;
 use shardcron_domain::limits::PRUNE_ROWS;
+use shardcron_domain::output::{Buffer, Stream};
 use shardcron_store::sql::SqlLedger;
 use shardcron_store::*;
 
-conformance!(b_06_what_is_old_enough_goes_and_nothing_else, b_06_a_large_execution_goes_in_bounded_steps);
+conformance!(
+    b_06_what_is_old_enough_goes_and_nothing_else,
+    b_06_a_large_execution_goes_in_bounded_steps,
+    b_06_a_job_of_100_000_runs_is_deleted_at_once
+);
 
 const DAY: i64 = 86_400_000;
 
@@ -78,6 +83,10 @@ async fn b_06_what_is_old_enough_goes_and_nothing_else(world: World) {
         (29, false, true),
     ] {
         let id = ended(ledger, now - age * DAY, 3, well).await;
+        let mut output = Buffer::default();
+        output.push(Stream::Stdout, b"said");
+        let write = OutputWrite { attempt: attempt(id, 1, 1), write: output.take() };
+        ledger.keep_output(&[write], now - age * DAY).await.unwrap();
         if stays {
             kept.push(id);
         }
@@ -99,6 +108,7 @@ async fn b_06_what_is_old_enough_goes_and_nothing_else(world: World) {
     // Nothing is left of what went, and all of what stays: three shards of three executions and two of the one that runs.
     let counts = [count(ledger, "shards").await, count(ledger, "results").await, count(ledger, "attempts").await];
     assert_eq!(counts, [11, 3, 6]);
+    assert_eq!(count(ledger, "output_chunks").await, 3, "output goes with its execution");
     assert_eq!(count(ledger, "decisions").await, 5, "four that are young, and one that was decided now");
     assert_eq!(count(ledger, "dead_letters").await, 6);
     assert_eq!(prune(ledger, &before).await, Pruned::default(), "a second pass finds nothing");
@@ -115,4 +125,32 @@ async fn b_06_a_large_execution_goes_in_bounded_steps(world: World) {
     assert_eq!((pruned.executions, pruned.rows), (1, 2 * u64::from(shards) + 1));
     assert_eq!((count(ledger, "shards").await, count(ledger, "results").await), (0, 0));
     assert_eq!(count(ledger, "decisions").await, 1, "its decision is younger than 90 days");
+}
+
+/// A job with a long history is gone from the schedule in a moment; the history goes with the retention.
+async fn b_06_a_job_of_100_000_runs_is_deleted_at_once(world: World) {
+    let ledger = &world.ledger;
+    let job = apply(ledger, "job").await;
+    let digit = "(SELECT 0 AS n UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION SELECT 5 UNION SELECT 6 \
+                 UNION SELECT 7 UNION SELECT 8 UNION SELECT 9)";
+    let (number, id, key) = ("a.n + 10 * b.n + 100 * c.n + 1000 * d.n + 10000 * e.n", "id", "fire_key");
+    let text = |of: &str| match world.url.starts_with("sqlite") {
+        true => format!("CAST(printf('%016d', {of}) AS BLOB)"),
+        false => format!("LPAD({of}, 16, '0')"),
+    };
+    let insert = format!(
+        "INSERT INTO executions ({id}, job_id, version, {key}, state, tier, nominal_ms, fired_ms, ended_ms, epoch, plan, params, \
+         shards_total, materialized, succeeded) SELECT {0}, {job}, 1, {0}, 1, 'core', {T0}, {T0}, {T0}, 1, '{{}}', '{{}}', 1, 1, 1 \
+         FROM {digit} a, {digit} b, {digit} c, {digit} d, {digit} e",
+        text(number)
+    );
+    ledger.execute_script(&insert).await.unwrap();
+    assert_eq!(count(ledger, "executions").await, 100_000);
+    let asked = std::time::Instant::now();
+    let changes = JobChanges { delete: vec![("job".into(), 1)], ..JobChanges::default() };
+    ledger.change_jobs(&changes, "ops", T0).await.unwrap();
+    let took = asked.elapsed();
+    println!("deleted in {took:?}");
+    assert!(took < std::time::Duration::from_secs(2), "{took:?}");
+    assert!(ledger.job("job").await.unwrap().is_none());
 }

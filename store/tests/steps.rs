@@ -16,6 +16,7 @@ conformance!(
     a_failing_statement_leaves_nothing,
     a_step_of_a_lost_attempt_does_nothing,
     statements_that_end_the_transaction_are_refused,
+    a_last_step_ends_when_its_statements_have_ended,
     helpers_for_examples,
 );
 
@@ -37,7 +38,7 @@ fn insert(id: i64) -> BoundSql {
 }
 
 fn step(at: AttemptRef, statements: Vec<BoundSql>) -> SqlStep {
-    SqlStep { attempt: at, statements, advance: None, finish: None }
+    SqlStep { attempt: at, statements, advance: None, finish: None, rows_elsewhere: 0 }
 }
 
 async fn effects(ledger: &SqlLedger) -> usize {
@@ -62,6 +63,26 @@ async fn steps_move_the_checkpoint_and_finish(world: World) {
     assert_eq!(ledger.rows_done(id).await.unwrap(), 3, "the ledger's own sum, not what the caller says");
     assert_eq!(ledger.run_sql(me, &last, T0).await.unwrap(), Err(Rejection::Terminal(Phase::Success)));
     assert_eq!(effects(ledger).await, 3);
+}
+
+async fn a_last_step_ends_when_its_statements_have_ended(world: World) {
+    let ledger = &world.ledger;
+    let (me, at, id) = with_table(ledger).await;
+    let slow = match ledger.dialect_name() {
+        "sqlite" => {
+            "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 300000) SELECT COUNT(*) FROM c"
+        }
+        _ => "SELECT SLEEP(0.05)",
+    };
+    let slow = BoundSql { text: slow.into(), args: Vec::new() };
+    let began = std::time::Instant::now();
+    let last = SqlStep { finish: Some(Ended { ended_ms: T0, ..success(at) }), ..step(at, vec![slow]) };
+    ledger.run_sql(me, &last, T0).await.unwrap().unwrap();
+    let most = T0 + i64::try_from(began.elapsed().as_millis()).unwrap();
+    let attempt = &ledger.attempts(id, 1).await.unwrap()[0];
+    assert!((T0 + 5..=most).contains(&attempt.ended_ms), "{} of {}", attempt.ended_ms - T0, most - T0);
+    let ended = ledger.execution(id).await.unwrap().unwrap().ended_ms.unwrap();
+    assert!((T0 + 5..=most).contains(&ended), "the execution's end, too: {}", ended - T0);
 }
 
 async fn a_failing_statement_leaves_nothing(world: World) {

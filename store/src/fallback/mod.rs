@@ -4,11 +4,13 @@
 //! goes away and comes back, stands with each of the three. They share one circuit for each process: after a failure Redis is
 //! asked by a probe only, each second, and everybody else goes to the ledger at once.
 
+mod cache;
 mod gate;
 mod idempotency;
 mod lease;
 mod presence;
 
+pub use cache::FallbackCache;
 pub use idempotency::FallbackIdempotency;
 pub use lease::FallbackLease;
 pub use presence::FallbackPresence;
@@ -72,6 +74,12 @@ impl Fallback {
     #[must_use]
     pub fn idempotency(&self) -> FallbackIdempotency {
         FallbackIdempotency::new(self.redis.idempotency(self.options.idempotency_ttl), self.gate.clone())
+    }
+
+    /// The level of caches that all workers share.
+    #[must_use]
+    pub fn cache(&self) -> FallbackCache {
+        FallbackCache::new(self.redis.cache(), self.gate.clone())
     }
 
     /// Why this process does without Redis, while it does.

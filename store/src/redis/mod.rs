@@ -2,10 +2,12 @@
 //!
 //! Nothing here is the truth: each of the three can lose its memory at any time, and the ledger still decides rightly.
 
+mod cache;
 mod idempotency;
 mod lease;
 mod presence;
 
+pub use cache::RedisCache;
 pub use idempotency::RedisIdempotency;
 pub use lease::RedisLease;
 pub use presence::RedisPresence;
@@ -87,6 +89,12 @@ impl RedisStores {
     #[must_use]
     pub fn idempotency(&self, ttl: Duration) -> RedisIdempotency {
         RedisIdempotency::new(self.clone(), ttl)
+    }
+
+    /// The level of caches that all workers share.
+    #[must_use]
+    pub fn cache(&self) -> RedisCache {
+        RedisCache::new(self.clone())
     }
 
     /// The server in one line for people.

@@ -11,6 +11,11 @@ const MYSQL: &[(i64, &str, &str)] = &[
     (3, "stall", include_str!("../../migrations/mysql/0003_stall.sql")),
     (5, "polling", include_str!("../../migrations/mysql/0005_polling.sql")),
     (6, "jobs", include_str!("../../migrations/mysql/0006_jobs.sql")),
+    (8, "once", include_str!("../../migrations/mysql/0008_once.sql")),
+    (9, "output", include_str!("../../migrations/mysql/0009_output.sql")),
+    (10, "sharding", include_str!("../../migrations/mysql/0010_sharding.sql")),
+    (11, "operations", include_str!("../../migrations/mysql/0011_operations.sql")),
+    (12, "job_revisions", include_str!("../../migrations/mysql/0012_job_revisions.sql")),
 ];
 const SQLITE: &[(i64, &str, &str)] = &[
     (1, "ledger", include_str!("../../migrations/sqlite/0001_ledger.sql")),
@@ -18,6 +23,11 @@ const SQLITE: &[(i64, &str, &str)] = &[
     (3, "stall", include_str!("../../migrations/sqlite/0003_stall.sql")),
     (5, "polling", include_str!("../../migrations/sqlite/0005_polling.sql")),
     (6, "jobs", include_str!("../../migrations/sqlite/0006_jobs.sql")),
+    (8, "once", include_str!("../../migrations/sqlite/0008_once.sql")),
+    (9, "output", include_str!("../../migrations/sqlite/0009_output.sql")),
+    (10, "sharding", include_str!("../../migrations/sqlite/0010_sharding.sql")),
+    (11, "operations", include_str!("../../migrations/sqlite/0011_operations.sql")),
+    (12, "job_revisions", include_str!("../../migrations/sqlite/0012_job_revisions.sql")),
 ];
 const TABLE: &str = "shardcron_migrations";
 /// How long a node waits for another that migrates.

@@ -7,6 +7,7 @@
 mod bulk;
 mod dialect;
 mod fault;
+mod inbox;
 mod lease;
 mod ledger;
 mod migrate;
@@ -15,6 +16,7 @@ mod presence;
 mod reach;
 mod value;
 
+pub use inbox::Inbox;
 pub use lease::LedgerLease;
 pub use presence::LedgerPresence;
 
@@ -176,7 +178,7 @@ impl SqlLedger {
 }
 
 /// A fault of a statement that is not ours.
-fn statement_error(fault: Fault) -> StoreError {
+pub(crate) fn statement_error(fault: Fault) -> StoreError {
     match fault {
         Fault::Server { kind: fault::Kind::Contention, detail } => StoreError::Statement { detail, transient: true },
         Fault::Server { kind: fault::Kind::Lost, detail } => StoreError::Unavailable { store: "ledger", detail },

@@ -18,7 +18,7 @@ use sqlx::{
 use std::path::Path;
 use std::str::FromStr as _;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::time::error::Elapsed;
 
 /// The pools. SQLite has one writer, since it can't have two; its readers don't wait for the writer (WAL).
@@ -219,10 +219,9 @@ impl Db {
             .busy_timeout(options.busy_timeout)
             .disable_statement_logging();
         let pool = |size| SqlitePoolOptions::new().max_connections(size).acquire_timeout(options.acquire_timeout);
-        let fault = |e| Dialect::Sqlite.classify(&e);
         let writer_wait = options.acquire_timeout.max(options.busy_timeout * 2);
-        let writer = pool(1).acquire_timeout(writer_wait).connect_with(connect.clone()).await.map_err(fault)?;
-        let readers = pool(4).connect_with(connect).await.map_err(fault)?;
+        let writer = opened(pool(1).acquire_timeout(writer_wait), &connect, options.busy_timeout).await?;
+        let readers = opened(pool(4), &connect, options.busy_timeout).await?;
         Ok(Db::Sqlite { writer, readers })
     }
 
@@ -417,6 +416,24 @@ impl Tx {
     }
 }
 
+/// The wait between two tries to open a file that others open at this moment; nothing says when they are done.
+const OPEN_AGAIN: Duration = Duration::from_millis(10);
+
+/// Opens a file, and tries again as long as `busy_timeout` says: SQLite itself does not wait where waiting could be a deadlock, and so it
+/// is when several processes turn the log of a new file on at the same time. One of them would be told that it is locked (case B-04).
+async fn opened(pool: SqlitePoolOptions, connect: &SqliteConnectOptions, patience: Duration) -> Outcome<SqlitePool> {
+    let until = Instant::now() + patience;
+    loop {
+        let opened = pool.clone().connect_with(connect.clone()).await;
+        match opened.map_err(|e| Dialect::Sqlite.classify(&e)) {
+            Err(Fault::Server { kind: Kind::Contention, .. }) if Instant::now() < until => {
+                tokio::time::sleep(OPEN_AGAIN).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
 /// Makes the file before SQLite does, so that nobody else can read it; its log and index files take over its mode.
 fn create_private(path: &Path) -> Outcome<()> {
     let mut open = std::fs::OpenOptions::new();
@@ -440,6 +457,22 @@ fn create_private(path: &Path) -> Outcome<()> {
 mod tests {
     use super::*;
     use crate::sql::SqlOptions;
+
+    /// Another process writes to a file that is new and has no log yet: SQLite says at once that it is locked, `busy_timeout` or not.
+    #[tokio::test]
+    async fn b_04_a_new_file_that_another_writes_to_is_waited_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("new.db").display().to_string();
+        let other = SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+        let mut other = other.journal_mode(SqliteJournalMode::Delete).connect().await.expect("the other process");
+        sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.expect("its transaction");
+        let options = SqlOptions::default();
+        let mut opening = std::pin::pin!(Db::sqlite(&path, &options));
+        let early = tokio::time::timeout(Duration::from_millis(100), &mut opening).await;
+        assert!(early.is_err(), "it waits, and neither fails nor gets in: {early:?}");
+        sqlx::raw_sql("COMMIT").execute(&mut other).await.expect("its end");
+        opening.await.expect("the file is free");
+    }
 
     /// A worker or leader that is frozen within a transaction must not keep the others out for as long as it sleeps.
     #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,7 @@
 
 use super::fault::{Fault, Outcome};
 use crate::rows::SqlArg;
+use shardcron_domain::effects::SqlValue;
 use sqlx::mysql::MySqlRow;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Column as _, Row as _, TypeInfo as _, ValueRef as _};
@@ -67,6 +68,30 @@ impl From<&[u8]> for Value {
 impl<T: Into<Value>> From<Option<T>> for Value {
     fn from(value: Option<T>) -> Self {
         value.map_or(Value::Null, Into::into)
+    }
+}
+
+impl From<SqlValue> for Value {
+    fn from(value: SqlValue) -> Self {
+        match value {
+            SqlValue::Int(n) => Value::Int(n),
+            SqlValue::Float(n) => Value::Float(n),
+            SqlValue::Text(text) => Value::Text(text),
+            SqlValue::Bytes(bytes) => Value::Bytes(bytes),
+            SqlValue::Null => Value::Null,
+        }
+    }
+}
+
+impl From<Value> for SqlValue {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Int(n) => SqlValue::Int(n),
+            Value::Float(n) => SqlValue::Float(n),
+            Value::Text(text) => SqlValue::Text(text),
+            Value::Bytes(bytes) => SqlValue::Bytes(bytes),
+            Value::Null => SqlValue::Null,
+        }
     }
 }
 

@@ -79,6 +79,7 @@ pub fn beat(who: Incarnation, running: u32) -> WorkerBeat {
         draining: false,
         modes: vec!["redis_away".into()],
         progress: Vec::new(),
+        hot_keys: vec![("user".into(), "17".into())],
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) fn cancel_statements(
         format!("UPDATE shards SET state = 4, owner = NULL WHERE execution_id = {hex} AND state IN (0, 1)"),
         format!("DELETE FROM redispatch WHERE execution_id = {hex}"),
         format!(
-            "UPDATE executions SET state = {}, cancelled = shards_total - succeeded - failed, ended_ms = {now_ms} \
+            "UPDATE executions SET state = {}, cancelled = shards_total - succeeded - failed, held = 0, ended_ms = {now_ms} \
              WHERE id = {hex} AND state = 0",
             Phase::Cancelled.code()
         ),

@@ -132,11 +132,12 @@ impl<'c> Writer<'c> {
             }
         }
         let gone: Vec<i64> = changed.deleted.iter().filter_map(|name| stored.get(name)).map(|old| old.id).collect();
+        let mut known = HashMap::new();
         if source.is_some() || !versions.is_empty() {
-            let stored = read_stored(tx, &names).await?;
-            self.write_versions(tx, &versions, &stored).await?;
+            known = read_stored(tx, &names).await?;
+            self.write_versions(tx, &versions, &known).await?;
             if let Some(source) = source {
-                self.write_sources(tx, source, &stored).await?;
+                self.write_sources(tx, source, &known).await?;
             }
         }
         let new: BTreeSet<&str> = versions.iter().map(|version| version.name).collect();
@@ -146,7 +147,8 @@ impl<'c> Writer<'c> {
         edges::drop_edges(tx, &gone).await?;
         if !versions.is_empty() || !changed.deleted.is_empty() {
             self.audit.write(tx).await?;
-            bump_revision(tx).await?;
+            let versioned = versions.iter().filter_map(|version| known.get(version.name)).map(|job| job.id);
+            bump_revision(tx, &versioned.chain(gone.iter().copied()).collect::<Vec<_>>()).await?;
         }
         Ok(changed)
     }
@@ -240,7 +242,8 @@ async fn owe(tx: &mut Tx, (name, old): (&str, &Stored), schedule: &ScheduleSpec,
     let owed = rows.first().map_or(Ok(0), |row| row.count(0))? as usize;
     if owed >= OWED_MAX {
         let since = old.next_fire_ms.map_or_else(String::new, rfc3339);
-        return Err(Fault::Final(StoreError::Invalid(format!(
+        // Not the caller's mistake: the same is taken once somebody leads.
+        return Err(Fault::Final(StoreError::Conflict(format!(
             "the schedule of job '{name}' was changed {owed} times since {since}, and no scheduler has decided about its instants \
              from then on; start a scheduler, then apply again"
         ))));

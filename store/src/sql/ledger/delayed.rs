@@ -18,7 +18,8 @@ impl SqlLedger {
                  (SELECT e.ended_ms FROM executions e WHERE e.job_id = j.id ORDER BY e.id DESC LIMIT 1), \
                  (SELECT d.decided_ms FROM decisions d WHERE d.job_id = j.id ORDER BY d.nominal_ms DESC LIMIT 1) \
                  FROM jobs j WHERE j.id IN ({list}) AND j.next_fire_ms IS NULL \
-                 AND NOT EXISTS (SELECT 1 FROM executions a WHERE a.job_id = j.id AND a.state = 0)"
+                 AND NOT EXISTS (SELECT 1 FROM executions a WHERE a.job_id = j.id AND a.state = 0) \
+                 AND NOT EXISTS (SELECT 1 FROM waiting w WHERE w.job_id = j.id AND w.scheduled = 1)"
             );
             for row in self.db.raw_rows(&sql).await? {
                 found.push((JobId(row.int(0)?), row.opt_int(1)?.max(row.opt_int(2)?)));

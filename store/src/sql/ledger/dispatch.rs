@@ -9,6 +9,7 @@ use crate::sql::bulk::Bulk;
 use crate::sql::fault::{Fault, Outcome};
 use crate::sql::value::{Row, Value, hex, id_list};
 use shardcron_domain::limits::SHARD_ROWS_PER_WRITE;
+use shardcron_domain::plan::ADDRESSED;
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, JobId};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,8 +19,8 @@ const MATERIALIZE_ROWS: u32 = SHARD_ROWS_PER_WRITE * 5;
 
 impl SqlLedger {
     pub(super) async fn read_active(&self) -> Outcome<Vec<ActiveExecution>> {
-        let sql = "SELECT id, tier, shards_total, materialized, dispatched, succeeded + failed + cancelled \
-                   FROM executions WHERE state = 0 ORDER BY id";
+        let sql = "SELECT id, tier, shards_total - held, materialized, dispatched, succeeded + failed + cancelled \
+                   FROM executions WHERE state = 0 AND tier NOT LIKE '@%' ORDER BY id";
         let rows = self.db.raw_rows(sql).await?;
         rows.iter()
             .map(|row| {
@@ -47,7 +48,7 @@ impl SqlLedger {
         check_fence(&mut tx, epoch).await?;
         // Locked, so that a cancel can't pass between this look and the new rows.
         let lock = tx.dialect().for_update();
-        let sql = format!("SELECT state, shards_total, materialized FROM executions WHERE id = {id}{lock}");
+        let sql = format!("SELECT state, shards_total - held, materialized FROM executions WHERE id = {id}{lock}");
         let rows = tx.raw_rows(&sql).await?;
         let Some(row) = rows.first() else {
             return Err(Fault::invalid(format!("there is no execution {execution}")));
@@ -130,7 +131,7 @@ impl SqlLedger {
         let sql = format!(
             "SELECT r.execution_id, r.shard_index, r.attempt, e.tier FROM redispatch r \
              JOIN executions e ON e.id = r.execution_id \
-             WHERE r.not_before_ms <= ? {others}ORDER BY r.not_before_ms LIMIT ?"
+             WHERE r.not_before_ms <= ? AND e.tier NOT LIKE '{ADDRESSED}%' {others}ORDER BY r.not_before_ms LIMIT ?"
         );
         let mut args: Vec<Value> = vec![now_ms.into()];
         args.extend(without.iter().map(|tier| tier.as_str().into()));

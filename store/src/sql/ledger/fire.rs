@@ -2,7 +2,6 @@
 
 use super::cancel::{CANCELLED_BY, cancel_statements};
 use super::fire_state::{State, read_state};
-use super::leader::check_fence;
 use super::too_many;
 use crate::error::{Result, StoreError};
 use crate::firing_rows::WaitingKind;
@@ -42,6 +41,7 @@ struct Writes {
     /// Decisions in the place of earlier ones.
     replaced: Bulk,
     watches: Bulk,
+    addressed: Bulk,
     waiting: Bulk,
     /// Rows of what waits: those that now wait for their job to be free, and those that have had their turn.
     queued_now: Vec<i64>,
@@ -66,6 +66,7 @@ impl Writes {
             shards: Bulk::new("INSERT INTO shards (execution_id, shard_index) VALUES ", ""),
             decisions: Bulk::new(decisions, ""),
             replaced: Bulk::new(decisions, tail),
+            addressed: Bulk::new("INSERT INTO addressed (incarnation, execution_id, shard_index) VALUES ", ""),
             watches: Bulk::new("INSERT INTO watches (job_id, upstream_id, execution_id) VALUES ", ""),
             waiting: Bulk::new(
                 "INSERT INTO waiting (job_id, fire_key, nominal_ms, kind, scheduled, not_before_ms, request, put_ms) VALUES ",
@@ -80,7 +81,8 @@ impl Writes {
     }
 
     fn into_statements(self) -> Vec<String> {
-        let bulks = [self.executions, self.shards, self.watches, self.decisions, self.replaced, self.waiting];
+        let bulks =
+            [self.executions, self.shards, self.addressed, self.watches, self.decisions, self.replaced, self.waiting];
         let mut statements: Vec<String> = bulks.into_iter().flat_map(Bulk::into_statements).collect();
         if !self.queued_now.is_empty() {
             let list = number_list(&self.queued_now);
@@ -104,17 +106,17 @@ impl SqlLedger {
         epoch: Epoch,
         intents: &[FireIntent],
         now_ms: i64,
+        trusting: bool,
     ) -> Outcome<Vec<FireOutcome>> {
         let mut tx = self.db.begin().await?;
-        check_fence(&mut tx, epoch).await?;
-        let mut state = read_state(&mut tx, intents).await?;
+        let mut state = read_state(&mut tx, epoch, intents, trusting).await?;
         let mut writes = Writes::new(tx.dialect());
         let mut outcomes = Vec::with_capacity(intents.len());
         for intent in intents {
             outcomes.push(settle(&tx, &mut state, &mut writes, (epoch, intent, now_ms))?);
         }
-        // A unique key that exists although the look did not find it: a leader of an epoch that this one has just deposed, or a
-        // row that retention left. Looked at again, it is a duplicate.
+        // A unique key that exists although nothing was found or looked for: a backfill was faster, a leader of an epoch that this one
+        // has just deposed, or a row that retention left. Looked at again, it is a duplicate.
         let moved = |fault| match fault {
             Fault::Server { kind: Kind::Duplicate, .. } => Fault::Moved,
             other => other,
@@ -316,7 +318,12 @@ fn write_execution(
 ) -> Outcome<()> {
     let json = |e: serde_json::Error| Fault::invalid(format!("the execution can't be written as JSON: {e}"));
     let total = new.plan.count();
-    let first = total.min(SHARD_ROWS_PER_WRITE);
+    if new.plan.is_later() {
+        return Err(Fault::invalid("an execution without a plan; it is made before the firing"));
+    }
+    // Nothing hands out the shards of a broadcast, so nothing would write its further rows.
+    let all = new.plan.addressee(0).is_some();
+    let first = if all { total } else { total.min(SHARD_ROWS_PER_WRITE) };
     writes.executions.push_row(
         tx.dialect(),
         &[
@@ -325,7 +332,7 @@ fn write_execution(
             intent.version.into(),
             intent.fire_key.as_str().into(),
             0_i64.into(),
-            new.tier.as_str().into(),
+            new.plan.handed_out_by(&new.tier).into(),
             intent.nominal_ms.into(),
             now_ms.into(),
             epoch.0.into(),
@@ -338,6 +345,11 @@ fn write_execution(
         ],
     );
     push_shards(&mut writes.shards, new.id, 0..first);
+    for index in 0..total {
+        let Some(worker) = new.plan.addressee(index) else { break };
+        let row = [worker.incarnation.as_bytes().into(), new.id.as_bytes().into(), index.into()];
+        writes.addressed.push_row(tx.dialect(), &row);
+    }
     Ok(())
 }
 
@@ -353,17 +365,38 @@ pub(super) fn push_shards(bulk: &mut Bulk, execution: ExecutionId, indexes: std:
     }
 }
 
-/// Moves the jobs' next instants, all in one statement.
-fn move_next(next: &BTreeMap<JobId, Option<i64>>) -> Option<String> {
-    if next.is_empty() {
-        return None;
-    }
-    let mut cases = String::new();
+/// Instants of one batch that are moved to by statements of their own. What is due together, as at midnight, is mostly due together
+/// again.
+const OWN_STATEMENTS: usize = 8;
+
+/// Moves the jobs' next instants: those of the commonest instants each in one statement, and all the others in one, in which the
+/// server goes through its cases for each row.
+fn move_next(next: &BTreeMap<JobId, Option<i64>>) -> Vec<String> {
+    let sql = |instant: Option<i64>| instant.map_or_else(|| "NULL".to_owned(), |ms| ms.to_string());
+    let mut of_instant: BTreeMap<Option<i64>, Vec<JobId>> = BTreeMap::new();
     for (job, instant) in next {
-        let instant = instant.map_or_else(|| "NULL".to_owned(), |ms| ms.to_string());
-        // Writing to a String can't fail.
-        let _ = write!(cases, " WHEN {job} THEN {instant}");
+        of_instant.entry(*instant).or_default().push(*job);
     }
-    let list = number_list(next.keys());
-    Some(format!("UPDATE jobs SET next_fire_ms = CASE id{cases} END WHERE id IN ({list})"))
+    let mut groups: Vec<(Option<i64>, Vec<JobId>)> = of_instant.into_iter().collect();
+    groups.sort_by_key(|(_, jobs)| std::cmp::Reverse(jobs.len()));
+    let others = groups.split_off(groups.len().min(OWN_STATEMENTS));
+    let mut statements: Vec<String> = groups
+        .into_iter()
+        .map(|(instant, jobs)| {
+            format!("UPDATE jobs SET next_fire_ms = {} WHERE id IN ({})", sql(instant), number_list(jobs))
+        })
+        .collect();
+    if !others.is_empty() {
+        let (mut cases, mut jobs) = (String::new(), Vec::new());
+        for (instant, of_it) in others {
+            for job in of_it {
+                // Writing to a String can't fail.
+                let _ = write!(cases, " WHEN {job} THEN {}", sql(instant));
+                jobs.push(job);
+            }
+        }
+        let list = number_list(jobs);
+        statements.push(format!("UPDATE jobs SET next_fire_ms = CASE id{cases} END WHERE id IN ({list})"));
+    }
+    statements
 }

@@ -1,6 +1,7 @@
 //! What the firing transaction reads of the batch's jobs, under their locks.
 
 use super::jobs::LIVING;
+use super::leader::check_fence;
 use crate::rows::{FireAction, FireIntent};
 use crate::sql::fault::Outcome;
 use crate::sql::pool::Tx;
@@ -8,7 +9,7 @@ use crate::sql::value::number_list;
 use shardcron_domain::firing::{DecisionKind, JobNow};
 use shardcron_domain::job::OverlapPolicy;
 use shardcron_domain::units::rfc3339;
-use shardcron_domain::{ExecutionId, JobId};
+use shardcron_domain::{Epoch, ExecutionId, JobId};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 
@@ -27,6 +28,7 @@ pub(super) struct Decided {
 pub(super) struct JobState {
     pub(super) version: u32,
     paused_by: Option<String>,
+    next_fire_ms: Option<i64>,
     pub(super) active: Vec<ExecutionId>,
     decided: HashMap<String, Decided>,
     /// Firings that wait for the job to be free.
@@ -66,7 +68,8 @@ impl JobState {
         let found = self.decided.get(&intent.fire_key);
         let kind = intent.extra.waiting.map(|at: WaitingRef| at.kind);
         let decided = found.is_some_and(|decided| match kind {
-            None => true,
+            // A follower whose upstream failed may look again once the upstream's notes are back: somebody let it run again.
+            None => decided.kind != DecisionKind::SkippedUpstream || intent.extra.watches.is_empty(),
             // Its own "waiting" is what it is here to replace.
             Some(WaitingKind::Future | WaitingKind::Queued) => decided.kind != DecisionKind::Waiting,
             Some(WaitingKind::Backfill) => false,
@@ -92,17 +95,22 @@ impl JobState {
     }
 }
 
-/// Locks the batch's jobs in the order of their ids and reads what the decisions need, in few statements. Whose row is locked by
-/// somebody else is left out: one job that is held must not make all others late (case D-09).
-pub(super) async fn read_state(tx: &mut Tx, intents: &[FireIntent]) -> Outcome<State> {
+/// Checks the fence, locks the batch's jobs in the order of their ids and reads what the decisions need, in few statements. Whose row is locked by somebody else is left out: one job that is held must not make all others late (case D-09).
+///
+/// `trusting`: earlier decisions are not looked for where the job's row says that there can be none.
+pub(super) async fn read_state(tx: &mut Tx, epoch: Epoch, intents: &[FireIntent], trusting: bool) -> Outcome<State> {
     let ids: BTreeSet<i64> = intents.iter().map(|i| i.job.0).collect();
     let list = number_list(&ids);
     let lock = tx.dialect().for_update_skipping();
     let mut jobs: HashMap<JobId, JobState> = HashMap::new();
-    let sql = format!("SELECT id, version, paused_by FROM jobs WHERE id IN ({list}) AND {LIVING} ORDER BY id{lock}");
+    let sql = format!(
+        "SELECT id, version, paused_by, next_fire_ms FROM jobs WHERE id IN ({list}) AND {LIVING} ORDER BY id{lock}"
+    );
+    // In a message of its own, so that a deposed leader locks no job, which its successor would find busy until that is rolled back.
+    check_fence(tx, epoch).await?;
     for row in tx.raw_rows(&sql).await? {
-        let state = JobState { version: row.count(1)?, paused_by: row.opt_text(2)?, ..JobState::default() };
-        jobs.insert(JobId(row.int(0)?), state);
+        let (version, paused_by, next_fire_ms) = (row.count(1)?, row.opt_text(2)?, row.opt_int(3)?);
+        jobs.insert(JobId(row.int(0)?), JobState { version, paused_by, next_fire_ms, ..JobState::default() });
     }
     if jobs.len() < ids.len() {
         let missing = number_list(ids.iter().filter(|id| !jobs.contains_key(&JobId(**id))));
@@ -112,14 +120,23 @@ pub(super) async fn read_state(tx: &mut Tx, intents: &[FireIntent]) -> Outcome<S
             jobs.insert(JobId(row.int(0)?), state);
         }
     }
-    let sql = format!("SELECT job_id, id FROM executions WHERE state = 0 AND job_id IN ({list}) ORDER BY id");
-    for row in tx.raw_rows(&sql).await? {
-        if let Some(state) = jobs.get_mut(&JobId(row.int(0)?)) {
-            state.active.push(row.id(1, ExecutionId::from_slice)?);
+    // What may run beside others is not asked what runs.
+    let alone = |intent: &&FireIntent| {
+        intent.extra.waiting.is_some()
+            || matches!(&intent.action, FireAction::Fire(new) if new.overlap != OverlapPolicy::Allow)
+    };
+    let alone: BTreeSet<i64> = intents.iter().filter(alone).map(|i| i.job.0).collect();
+    if !alone.is_empty() {
+        let list = number_list(&alone);
+        let sql = format!("SELECT job_id, id FROM executions WHERE state = 0 AND job_id IN ({list}) ORDER BY id");
+        for row in tx.raw_rows(&sql).await? {
+            if let Some(state) = jobs.get_mut(&JobId(row.int(0)?)) {
+                state.active.push(row.id(1, ExecutionId::from_slice)?);
+            }
         }
     }
     lock_what_may_be_replaced(tx, intents, &mut jobs).await?;
-    read_decided(tx, intents, &mut jobs).await?;
+    read_decided(tx, intents, trusting, &mut jobs).await?;
     let mut state = State { jobs, pauses: HashMap::new(), waiting: HashSet::new() };
     read_around(tx, intents, &list, &mut state).await?;
     Ok(state)
@@ -143,12 +160,27 @@ async fn lock_what_may_be_replaced(
     Ok(())
 }
 
-async fn read_decided(tx: &mut Tx, intents: &[FireIntent], jobs: &mut HashMap<JobId, JobState>) -> Outcome<()> {
+/// The leader moves a job's next instant with the decisions about all before it, so that none from there on has one, but for a
+/// backfill's: that is met by its key.
+fn is_undecided(intent: &FireIntent, jobs: &HashMap<JobId, JobState>) -> bool {
+    let next = jobs.get(&intent.job).and_then(|job| job.next_fire_ms);
+    intent.scheduled && intent.extra.waiting.is_none() && next.is_some_and(|next| intent.nominal_ms >= next)
+}
+
+async fn read_decided(
+    tx: &mut Tx,
+    intents: &[FireIntent],
+    trusting: bool,
+    jobs: &mut HashMap<JobId, JobState>,
+) -> Outcome<()> {
     let mut keys = String::new();
-    for intent in intents {
+    for intent in intents.iter().filter(|intent| !trusting || !is_undecided(intent, jobs)) {
         let or = if keys.is_empty() { "" } else { " OR " };
         // Writing to a String can't fail.
         let _ = write!(keys, "{or}(job_id = {} AND fire_key = {})", intent.job.0, tx.dialect().text(&intent.fire_key));
+    }
+    if keys.is_empty() {
+        return Ok(());
     }
     let sql = format!("SELECT job_id, fire_key, kind, execution_id, reason, decided_ms FROM decisions WHERE {keys}");
     for row in tx.raw_rows(&sql).await? {

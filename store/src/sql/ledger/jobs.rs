@@ -1,12 +1,12 @@
 //! Jobs and their versions.
 
-use crate::job_rows::VersionRow;
+use crate::job_rows::{JobPage, JobsCursor, VersionRow};
 use crate::rows::JobRecord;
 use crate::sql::SqlLedger;
 use crate::sql::bulk::{Bulk, kept};
 use crate::sql::fault::{Fault, Outcome};
 use crate::sql::pool::Tx;
-use crate::sql::value::{Row, Value};
+use crate::sql::value::{Row, Value, number_list};
 use shardcron_domain::JobId;
 use shardcron_domain::schedule::ScheduleSpec;
 use std::collections::HashMap;
@@ -22,27 +22,39 @@ impl SqlLedger {
             None => self.db.rows(&format!("{columns} WHERE {LIVING} ORDER BY name"), &[]).await?,
         };
         let mut jobs: Vec<JobRecord> = rows.iter().map(job_record).collect::<Outcome<_>>()?;
-        let owed = "SELECT o.job_id, o.upto_ms, o.schedule FROM job_owed o JOIN jobs j ON j.id = o.job_id \
-                    WHERE j.next_fire_ms <= o.upto_ms";
         let rows = match name {
             Some(name) => {
-                self.db.rows(&format!("{owed} AND j.name = ? ORDER BY o.job_id, o.upto_ms"), &[name.into()]).await?
+                self.db.rows(&format!("{OWED} AND j.name = ? ORDER BY o.job_id, o.upto_ms"), &[name.into()]).await?
             }
-            None => self.db.raw_rows(&format!("{owed} ORDER BY o.job_id, o.upto_ms")).await?,
+            None => self.db.raw_rows(&format!("{OWED} ORDER BY o.job_id, o.upto_ms")).await?,
         };
-        let mut of_job: HashMap<i64, Vec<(ScheduleSpec, i64)>> = HashMap::new();
-        for row in &rows {
-            // One that can't be read decides nothing; it was read when it was written.
-            if let Ok(schedule) = serde_json::from_str(&row.text(2)?) {
-                of_job.entry(row.int(0)?).or_default().push((schedule, row.int(1)?));
-            }
-        }
-        if !of_job.is_empty() {
-            for job in &mut jobs {
-                job.owed = of_job.remove(&job.id.0).unwrap_or_default();
-            }
-        }
+        give_owed(&mut jobs, &rows)?;
         Ok(jobs)
+    }
+
+    pub(super) async fn read_changed_jobs(&self, after: JobsCursor, limit: usize) -> Outcome<JobPage> {
+        let JobsCursor { revision, job } = after;
+        let sql = format!(
+            "SELECT id, name, version, spec, paused_by, next_fire_ms, revision, CASE WHEN {LIVING} THEN 0 ELSE 1 END FROM jobs \
+             WHERE revision > {revision} OR (revision = {revision} AND id > {job}) ORDER BY revision, id LIMIT {limit}"
+        );
+        let rows = self.db.raw_rows(&sql).await?;
+        let mut page = JobPage { next: after, more: rows.len() == limit, ..JobPage::default() };
+        for row in &rows {
+            page.next = JobsCursor { revision: row.int(6)?, job: row.int(0)? };
+            if row.int(7)? == 0 {
+                page.jobs.push(job_record(row)?);
+            } else {
+                page.gone.push(JobId(row.int(0)?));
+            }
+        }
+        if !page.jobs.is_empty() {
+            let list = number_list(page.jobs.iter().map(|job| job.id));
+            let sql = format!("{OWED} AND o.job_id IN ({list}) ORDER BY o.job_id, o.upto_ms");
+            let rows = self.db.raw_rows(&sql).await?;
+            give_owed(&mut page.jobs, &rows)?;
+        }
+        Ok(page)
     }
 
     pub(super) async fn read_versions(
@@ -90,16 +102,17 @@ impl SqlLedger {
         now_ms: i64,
     ) -> Outcome<bool> {
         let mut tx = self.db.begin().await?;
-        let lock = format!("SELECT paused_by FROM jobs WHERE name = ? AND {LIVING}{}", tx.dialect().for_update());
+        let lock = format!("SELECT paused_by, id FROM jobs WHERE name = ? AND {LIVING}{}", tx.dialect().for_update());
         let rows = tx.rows(&lock, &[name.into()]).await?;
-        let Some(before) = rows.first().map(|row| row.opt_text(0)).transpose()? else { return Ok(false) };
+        let Some(row) = rows.first() else { return Ok(false) };
+        let (before, id) = (row.opt_text(0)?, row.int(1)?);
         let paused = paused_by.map(|by| kept(by, 255));
         if before == paused {
             return Ok(true);
         }
         // Only this column: a leader that moves the next instant at the same time keeps its write, and this stays (case S-18).
         tx.run("UPDATE jobs SET paused_by = ? WHERE name = ?", &[paused.clone().into(), name.into()]).await?;
-        bump_revision(&mut tx).await?;
+        bump_revision(&mut tx, &[id]).await?;
         let action = if paused.is_some() { "pause" } else { "resume" };
         let mut audit = Audit::new(who, now_ms);
         audit.note(&tx, action, name, (before.as_deref(), paused.as_deref()));
@@ -127,8 +140,35 @@ fn job_record(row: &Row) -> Outcome<JobRecord> {
     })
 }
 
-pub(super) async fn bump_revision(tx: &mut Tx) -> Outcome<()> {
-    tx.raw("UPDATE meta SET jobs_revision = jobs_revision + 1 WHERE id = 1").await.map(drop)
+/// Earlier schedules that decide about instants still.
+const OWED: &str = "SELECT o.job_id, o.upto_ms, o.schedule FROM job_owed o JOIN jobs j ON j.id = o.job_id \
+                    WHERE j.next_fire_ms <= o.upto_ms";
+
+fn give_owed(jobs: &mut [JobRecord], rows: &[Row]) -> Outcome<()> {
+    let mut of_job: HashMap<i64, Vec<(ScheduleSpec, i64)>> = HashMap::new();
+    for row in rows {
+        // One that can't be read decides nothing; it was read when it was written.
+        if let Ok(schedule) = serde_json::from_str(&row.text(2)?) {
+            of_job.entry(row.int(0)?).or_default().push((schedule, row.int(1)?));
+        }
+    }
+    if !of_job.is_empty() {
+        for job in jobs {
+            job.owed = of_job.remove(&job.id.0).unwrap_or_default();
+        }
+    }
+    Ok(())
+}
+
+/// Notes that these jobs have changed. The last write of its transaction: the row of `meta` is locked from here to the commit, so
+/// that revisions are seen in their order, and who has seen one has seen all before it.
+pub(super) async fn bump_revision(tx: &mut Tx, jobs: &[i64]) -> Outcome<()> {
+    tx.raw("UPDATE meta SET jobs_revision = jobs_revision + 1 WHERE id = 1").await?;
+    for chunk in jobs.chunks(1_000) {
+        let revision = "(SELECT jobs_revision FROM meta WHERE id = 1)";
+        tx.raw(&format!("UPDATE jobs SET revision = {revision} WHERE id IN ({})", number_list(chunk))).await?;
+    }
+    Ok(())
 }
 
 /// Lines for the audit table.

@@ -8,6 +8,7 @@ use crate::sql::fault::{Fault, Outcome};
 use crate::sql::value::{Row, Value, hex};
 use shardcron_domain::invariants::Tally;
 use shardcron_domain::limits::DEAD_LETTERS_COUNTED;
+use shardcron_domain::plan::ADDRESSED;
 use shardcron_domain::{Epoch, ExecutionId, Incarnation, execution};
 use std::collections::{BTreeMap, HashMap};
 
@@ -25,7 +26,7 @@ fn execution_row(row: &Row) -> Outcome<ExecutionRow> {
         ended_ms: row.opt_int(6)?,
         epoch: Epoch(row.int(7)?),
         phase: execution_phase(row.int(8)?)?,
-        tier: row.text(9)?,
+        tier: row.text(9)?.trim_start_matches(ADDRESSED).to_owned(),
         shards_total: row.count(10)?,
         succeeded: row.count(11)?,
         failed: row.count(12)?,
@@ -46,7 +47,7 @@ impl SqlLedger {
         let mut tiers: BTreeMap<String, TierOverview> = BTreeMap::new();
         for row in self.db.raw_rows(sql).await? {
             let runs = running.get(&row.id(0, ExecutionId::from_slice)?).copied().unwrap_or(0);
-            let name = row.text(1)?;
+            let name = row.text(1)?.trim_start_matches(ADDRESSED).to_owned();
             // The two looks are not one snapshot: a shard may have ended in between.
             let waits = unsigned(row.int(2)?).saturating_sub(runs);
             let tier = tiers.entry(name.clone()).or_insert_with(|| TierOverview {

@@ -1,27 +1,43 @@
 //! The ledger's port over SQL, one file for each duty.
 
+mod addressed;
 mod cancel;
 mod change;
 mod claim;
+mod dead;
 mod delayed;
 mod dispatch;
 mod edges;
+mod effects;
+mod emitted;
 mod fire;
 mod fire_state;
 mod follow;
 mod jobs;
 mod leader;
 mod look;
+mod once;
+mod ops;
+mod output;
+mod planning;
 mod polling;
 mod prune;
 mod record;
+mod reopen;
 mod rows;
 mod scopes;
+mod sharding;
 mod step;
 mod supervise;
 mod takeover;
 mod triggers;
 mod waiting;
+
+/// What the inbox of another database does the same way.
+pub(super) mod shared {
+    pub(in crate::sql) use super::rows::{checkpoint_from, checkpoint_text};
+    pub(in crate::sql) use super::step::{check_step, run_users};
+}
 
 use super::SqlLedger;
 use super::fault::{Fault, with_retries};
@@ -30,6 +46,7 @@ use crate::firing_port::FiringLedger;
 use crate::firing_rows::*;
 use crate::job_rows::*;
 use crate::ledger::{Ledger, PollCursor, Verdicts};
+use crate::output_rows::*;
 use crate::rows::*;
 use async_trait::async_trait;
 use shardcron_domain::invariants::Tally;
@@ -94,6 +111,10 @@ impl Ledger for SqlLedger {
         with_retries!(self.write_paused(name, paused_by, who, now_ms))
     }
 
+    async fn jobs_changed(&self, after: JobsCursor, limit: usize) -> Result<JobPage> {
+        with_retries!(self.read_changed_jobs(after, limit))
+    }
+
     async fn jobs_revision(&self) -> Result<i64> {
         with_retries!(self.read_revision())
     }
@@ -103,7 +124,9 @@ impl Ledger for SqlLedger {
         if intents.is_empty() {
             return Ok(Vec::new());
         }
-        with_retries!(self.write_firings(epoch, intents, now_ms))
+        // The first try takes what stands in the jobs' rows for what is decided; should a decision be there after all, its key says so.
+        let mut trusting = true;
+        with_retries!(self.write_firings(epoch, intents, now_ms, std::mem::take(&mut trusting)))
     }
 
     async fn idle_since(&self, jobs: &[JobId]) -> Result<Vec<(JobId, Option<i64>)>> {
@@ -254,8 +277,14 @@ impl Ledger for SqlLedger {
         with_retries!(self.write_reclaims(epoch, reclaims, now_ms))
     }
 
-    async fn cancel(&self, execution: ExecutionId, who: &str, now_ms: i64) -> Result<Option<execution::Phase>> {
-        with_retries!(self.write_cancel(execution, who, now_ms))
+    async fn cancel(
+        &self,
+        execution: ExecutionId,
+        who: &str,
+        why: &str,
+        now_ms: i64,
+    ) -> Result<Option<execution::Phase>> {
+        with_retries!(self.write_cancel(execution, (who, why, now_ms)))
     }
 
     async fn put_trigger(&self, payload: &[u8], now_ms: i64) -> Result<()> {
@@ -278,7 +307,15 @@ impl Ledger for SqlLedger {
     }
 
     async fn dead(&self, limit: usize) -> Result<Vec<DeadRow>> {
-        with_retries!(self.read_dead(limit))
+        with_retries!(self.read_dead(&crate::ops_rows::DeadQuery::default(), limit))
+    }
+
+    async fn keep_output(&self, writes: &[OutputWrite], now_ms: i64) -> Result<()> {
+        with_retries!(self.write_output(writes, now_ms))
+    }
+
+    async fn output(&self, query: &OutputQuery, limit: usize) -> Result<Vec<OutputRow>> {
+        with_retries!(self.read_output(query, limit))
     }
 
     async fn prune(&self, before: &PruneBefore, cursor: &mut PruneCursor) -> Result<Pruned> {

@@ -15,10 +15,15 @@ use shardcron_domain::limits::PRUNE_ROWS;
 /// Executions that one look passes over.
 const LOOK: usize = 2_000;
 /// The tables of an execution's shards, with their keys.
-const PARTS: [(&str, &str); 6] = [
+const PARTS: [(&str, &str); 11] = [
+    ("output_chunks", "id"),
+    ("once_records", "execution_id, shard_index, record_key"),
     ("redispatch", "execution_id, shard_index"),
     ("watches", "id"),
+    ("emitted", "execution_id, attempt, shard_index"),
+    ("addressed", "incarnation, execution_id, shard_index"),
     ("cancellations", "execution_id"),
+    ("reopenings", "execution_id, round"),
     ("attempts", "execution_id, shard_index, attempt"),
     ("results", "execution_id, shard_index"),
     ("shards", "execution_id, shard_index"),
@@ -47,6 +52,7 @@ impl SqlLedger {
             PruneCursor::Executions { after } => self.prune_executions(before, after).await,
             PruneCursor::Decisions { job } => self.prune_decisions(before, job).await,
             PruneCursor::DeadLetters => self.prune_dead_letters(before).await,
+            PruneCursor::Backfills => self.prune_backfills(before).await,
             PruneCursor::Done => Ok((Pruned::default(), PruneCursor::Done)),
         }
     }
@@ -152,10 +158,22 @@ impl SqlLedger {
             old.push(row.int(0)?);
         }
         if old.is_empty() {
-            return Ok((Pruned::default(), PruneCursor::Done));
+            return Ok((Pruned::default(), PruneCursor::Backfills));
         }
         let gone = self.db.raw(&format!("DELETE FROM dead_letters WHERE id IN ({})", number_list(&old))).await?;
-        let next = if old.len() as u64 >= PRUNE_ROWS { PruneCursor::DeadLetters } else { PruneCursor::Done };
+        let next = if old.len() as u64 >= PRUNE_ROWS { PruneCursor::DeadLetters } else { PruneCursor::Backfills };
         Ok((Pruned { rows: gone, dead_letters: gone, ..Pruned::default() }, next))
+    }
+
+    /// Requests to fill in past instants, as long as decisions after all their instants have had their turn.
+    async fn prune_backfills(&self, before: &PruneBefore) -> Outcome<(Pruned, PruneCursor)> {
+        let condition = format!(
+            "at_ms < {} AND NOT EXISTS (SELECT 1 FROM waiting w WHERE w.job_id = backfills.job_id AND w.batch = backfills.request_id)",
+            before.decisions_ms
+        );
+        let sql = delete_some(self.db.dialect(), "backfills", "job_id, request_id", &condition);
+        let gone = self.db.raw(&sql).await?;
+        let next = if gone >= PRUNE_ROWS { PruneCursor::Backfills } else { PruneCursor::Done };
+        Ok((Pruned { rows: gone, backfills: gone, ..Pruned::default() }, next))
     }
 }

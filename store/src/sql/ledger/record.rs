@@ -172,7 +172,11 @@ pub(super) async fn write_changes(tx: &mut Tx, changes: &[Change<'_>], now_ms: i
     if matched[..guarded].iter().sum::<u64>() != changes.len() as u64 {
         return Err(Fault::Moved);
     }
-    let ended = check_counters(&settled, &counters)?;
+    let (ended, let_go) = check_counters(&settled, &counters)?;
+    let freed = let_go_writes(&let_go, now_ms);
+    if !freed.is_empty() {
+        tx.raw_batch(&freed).await?;
+    }
     let mut last_of: BTreeMap<ExecutionId, usize> = BTreeMap::new();
     for (position, change) in changes.iter().enumerate() {
         if change.to.phase().is_terminal() {
@@ -318,7 +322,7 @@ fn kept_summary(summary: &str) -> String {
 }
 
 /// Shards that ended, well and badly, by their execution.
-type Settled = BTreeMap<ExecutionId, (u32, u32)>;
+pub(super) type Settled = BTreeMap<ExecutionId, (u32, u32)>;
 
 fn settled(changes: &[Change<'_>]) -> Settled {
     let mut settled = Settled::new();
@@ -336,7 +340,7 @@ fn settled(changes: &[Change<'_>]) -> Settled {
 /// numbers, so that rows are locked in the order of their ids and two batches never wait for each other in a circle. All in the
 /// same round trip as everything else: the row that every worker wants stays locked for the commit only. In MySQL an assignment
 /// sees those to its left, hence the counters come last.
-fn counter_writes(settled: &Settled, now_ms: i64) -> Vec<String> {
+pub(super) fn counter_writes(settled: &Settled, now_ms: i64) -> Vec<String> {
     let (success, failed_state) = (execution::Phase::Success.code(), execution::Phase::Failed.code());
     let mut statements = Vec::new();
     let all: Vec<(&ExecutionId, &(u32, u32))> = settled.iter().collect();
@@ -353,19 +357,22 @@ fn counter_writes(settled: &Settled, now_ms: i64) -> Vec<String> {
     }
     if !settled.is_empty() {
         statements.push(format!(
-            "SELECT id, state, shards_total, succeeded, failed, cancelled FROM executions WHERE id IN ({})",
+            "SELECT id, state, shards_total, succeeded, failed, cancelled, held FROM executions WHERE id IN ({})",
             id_list(settled.keys().map(ExecutionId::as_bytes))
         ));
     }
     statements
 }
 
+/// Executions that ended, and those whose held shards are to be let go, as they are then.
+pub(super) type Checked = (BTreeMap<ExecutionId, execution::Phase>, Vec<(ExecutionId, Execution)>);
+
 /// Holds what the statements did against what the domain says, before it is committed. Returns the executions that ended.
-fn check_counters(settled: &Settled, counters: &[Row]) -> Outcome<BTreeMap<ExecutionId, execution::Phase>> {
+pub(super) fn check_counters(settled: &Settled, counters: &[Row]) -> Outcome<Checked> {
     if counters.len() != settled.len() {
         return Err(Fault::corrupt("there are shards whose execution is gone".into()));
     }
-    let mut ended = BTreeMap::new();
+    let (mut ended, mut let_go) = (BTreeMap::new(), Vec::new());
     for row in counters {
         let id = row.id(0, ExecutionId::from_slice)?;
         let (succeeded, failed) = settled.get(&id).copied().unwrap_or_default();
@@ -375,6 +382,7 @@ fn check_counters(settled: &Settled, counters: &[Row]) -> Outcome<BTreeMap<Execu
             succeeded: row.count(3)?,
             failed: row.count(4)?,
             cancelled: row.count(5)?,
+            held: row.count(6)?,
         };
         let before = Execution {
             phase: execution::Phase::Running,
@@ -384,6 +392,17 @@ fn check_counters(settled: &Settled, counters: &[Row]) -> Outcome<BTreeMap<Execu
         };
         let expected = execution::apply(&before, execution::Event::Settled { succeeded, failed })
             .map_err(|e| Fault::corrupt(format!("execution {id}: {e}")))?;
+        // What is held back is let go, or cancelled, by a statement of its own: only maps have any.
+        if after.held > 0 && expected.held == 0 {
+            let unheld = Execution { held: after.held, phase: after.phase, cancelled: after.cancelled, ..expected };
+            if unheld == after {
+                let_go.push((id, expected));
+                if expected.phase.is_terminal() {
+                    ended.insert(id, expected.phase);
+                }
+                continue;
+            }
+        }
         if expected != after {
             return Err(Fault::corrupt(format!("the counters of execution {id} are {after:?} and not {expected:?}")));
         }
@@ -391,5 +410,28 @@ fn check_counters(settled: &Settled, counters: &[Row]) -> Outcome<BTreeMap<Execu
             ended.insert(id, after.phase);
         }
     }
-    Ok(ended)
+    Ok((ended, let_go))
+}
+
+/// The statements behind [`check_counters`] for executions whose last shard was held back: it may be handed out, or it never will be.
+pub(super) fn let_go_writes(let_go: &[(ExecutionId, Execution)], now_ms: i64) -> Vec<String> {
+    let mut statements = Vec::new();
+    for (id, after) in let_go {
+        let id = hex(id.as_bytes());
+        let Execution { phase, shards_total, cancelled, .. } = *after;
+        if !phase.is_terminal() {
+            statements.push(format!("UPDATE executions SET held = 0 WHERE id = {id}"));
+            continue;
+        }
+        let last = shards_total.saturating_sub(1);
+        let state = shardcron_domain::shard::Phase::Cancelled.code();
+        statements
+            .push(format!("INSERT INTO shards (execution_id, shard_index, state) VALUES ({id}, {last}, {state})"));
+        statements.push(format!(
+            "UPDATE executions SET held = 0, materialized = {shards_total}, cancelled = {cancelled}, state = {}, \
+             ended_ms = {now_ms} WHERE id = {id}",
+            phase.code()
+        ));
+    }
+    statements
 }

@@ -8,30 +8,35 @@ use crate::sql::SqlLedger;
 use crate::sql::dialect::Dialect;
 use crate::sql::fault::{Fault, Kind, Outcome};
 use crate::sql::pool::Tx;
-use crate::sql::value::Value;
+use crate::sql::value::{Row, Value};
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::shard::{Checkpoint, Event, Phase, Rejection, Shard, apply};
 use shardcron_domain::{AttemptRef, Incarnation};
+
+use std::time::Instant;
 
 type Answer<T> = std::result::Result<T, Rejection>;
 
 /// Refuses statements that would end the transaction that the shard's own writes share with them: a result without its effects,
 /// or effects without their result, would be the end of "exactly once".
-pub(crate) fn check_step(dialect: Dialect, step: &SqlStep) -> Result<()> {
+pub(in crate::sql) fn check_step(dialect: Dialect, step: &SqlStep) -> Result<()> {
     if let Some((_, to)) = &step.advance {
         check_checkpoint(to)?;
     }
-    for statement in &step.statements {
-        let word = first_word(&statement.text);
-        if dialect.ends_a_transaction(word) {
-            return Err(StoreError::Statement {
-                detail: format!(
-                    "{} would end the transaction in which the shard's result is recorded; put it into a migration of your own",
-                    word.to_ascii_uppercase()
-                ),
-                transient: false,
-            });
-        }
+    step.statements.iter().try_for_each(|statement| check_statement(dialect, &statement.text))
+}
+
+/// The same for one statement.
+pub(super) fn check_statement(dialect: Dialect, text: &str) -> Result<()> {
+    let word = first_word(text);
+    if dialect.ends_a_transaction(word) {
+        return Err(StoreError::Statement {
+            detail: format!(
+                "{} would end the transaction in which the shard's result is recorded; put it into a migration of your own",
+                word.to_ascii_uppercase()
+            ),
+            transient: false,
+        });
     }
     Ok(())
 }
@@ -111,7 +116,8 @@ impl SqlLedger {
             Ok(change) => change,
             Err(rejection) => return Ok(Err(rejection)),
         };
-        let mut rows = 0;
+        let mut rows = step.rows_elsewhere;
+        let began = Instant::now();
         // The user's statements have the attempt's limit.
         let limit = tx.limit(None);
         for statement in &step.statements {
@@ -124,6 +130,10 @@ impl SqlLedger {
         }
         let mut recorded = None;
         if let Some(mut change) = change {
+            // What the caller took for the end was the beginning of the statements, which is where the time goes.
+            let took_ms = i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX);
+            change.ended_ms = change.ended_ms.saturating_add(took_ms);
+            let now_ms = now_ms.saturating_add(took_ms);
             // Over all steps of all attempts, whatever the caller counted.
             change.rows = Some(unsigned(held.rows_done) + rows);
             recorded = write_changes(&mut tx, &[change], now_ms).await?.pop();
@@ -176,24 +186,29 @@ fn guard<'a>(
 }
 
 /// One statement of the user's. Its faults are the user's to see, but for a lost connection.
-async fn run_users(tx: &mut Tx, text: &str, args: &[Value]) -> Outcome<u64> {
+pub(in crate::sql) async fn run_users(tx: &mut Tx, text: &str, args: &[Value]) -> Outcome<u64> {
     let before = total_changes(tx).await?;
-    let changed = match tx.run(text, args).await {
-        Ok(changed) => changed,
-        Err(Fault::Server {
-            kind: kind @ (Kind::Duplicate | Kind::Missing | Kind::Refused | Kind::Contention),
-            detail,
-        }) => {
-            return Err(Fault::Final(StoreError::Statement { detail, transient: kind == Kind::Contention }));
-        }
-        Err(Fault::Final(StoreError::Invalid(detail) | StoreError::Corrupt(detail))) => {
-            return Err(Fault::Final(StoreError::Statement { detail, transient: false }));
-        }
-        Err(other) => return Err(other),
-    };
+    let changed = tx.run(text, args).await.map_err(users_fault)?;
     // SQLite answers a SELECT with the count of the statement before it.
     let unchanged = before.is_some() && before == total_changes(tx).await?;
     Ok(if unchanged { 0 } else { changed })
+}
+
+/// The same for a statement whose rows are wanted.
+pub(super) async fn read_users(tx: &mut Tx, text: &str, args: &[Value]) -> Outcome<Vec<Row>> {
+    tx.rows(text, args).await.map_err(users_fault)
+}
+
+fn users_fault(fault: Fault) -> Fault {
+    match fault {
+        Fault::Server { kind: kind @ (Kind::Duplicate | Kind::Missing | Kind::Refused | Kind::Contention), detail } => {
+            Fault::Final(StoreError::Statement { detail, transient: kind == Kind::Contention })
+        }
+        Fault::Final(StoreError::Invalid(detail) | StoreError::Corrupt(detail)) => {
+            Fault::Final(StoreError::Statement { detail, transient: false })
+        }
+        other => other,
+    }
 }
 
 async fn total_changes(tx: &mut Tx) -> Outcome<Option<i64>> {

@@ -91,15 +91,15 @@ impl SqlLedger {
     pub(super) async fn write_cancel(
         &self,
         id: ExecutionId,
-        who: &str,
-        now_ms: i64,
+        (who, why, now_ms): (&str, &str, i64),
     ) -> Outcome<Option<execution::Phase>> {
         let hex = hex(id.as_bytes());
         let mut tx = self.db.begin().await?;
         // The execution first: with its row locked, no chunk of new shards can be written behind the cancel's back.
         let lock = tx.dialect().for_update();
-        let sql =
-            format!("SELECT state, shards_total, succeeded, failed, cancelled FROM executions WHERE id = {hex}{lock}");
+        let sql = format!(
+            "SELECT state, shards_total, succeeded, failed, cancelled, held FROM executions WHERE id = {hex}{lock}"
+        );
         let rows = tx.raw_rows(&sql).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let before = Execution {
@@ -108,13 +108,13 @@ impl SqlLedger {
             succeeded: row.count(2)?,
             failed: row.count(3)?,
             cancelled: row.count(4)?,
+            held: row.count(5)?,
         };
         let Ok(after) = execution::apply(&before, execution::Event::Cancel) else { return Ok(Some(before.phase)) };
         // A million rows may be changed here; a slow disk must not make an execution impossible to cancel.
         let limit = tx.limit(None);
         tx.limit(limit.map(|limit| limit * 10));
-        let why = format!("cancelled by {who}");
-        tx.raw_batch(&cancel_statements(tx.dialect(), id, (who, &why, now_ms))).await?;
+        tx.raw_batch(&cancel_statements(tx.dialect(), id, (who, why, now_ms))).await?;
         tx.limit(limit);
         tx.commit().await?;
         Ok(Some(after.phase))

@@ -1,11 +1,10 @@
 //! Triggers and dead messages without a broker.
 
-use crate::rows::{DeadRow, StoredTrigger};
+use crate::rows::StoredTrigger;
 use crate::sql::SqlLedger;
 use crate::sql::bulk::kept;
 use crate::sql::fault::{Fault, Outcome};
 use crate::sql::value::number_list;
-use shardcron_domain::ExecutionId;
 use shardcron_domain::limits::{ERROR_BYTES, REJECTED_TEXT_BYTES};
 
 impl SqlLedger {
@@ -27,24 +26,5 @@ impl SqlLedger {
         let insert = "INSERT INTO dead_letters (kind, at_ms, reason, body) VALUES ('message', ?, ?, ?)";
         let body = kept(&String::from_utf8_lossy(payload), REJECTED_TEXT_BYTES);
         self.db.run(insert, &[now_ms.into(), kept(reason, ERROR_BYTES).into(), body.into()]).await.map(drop)
-    }
-
-    pub(super) async fn read_dead(&self, limit: usize) -> Outcome<Vec<DeadRow>> {
-        let sql = "SELECT id, kind, at_ms, reason, execution_id, shard_index, body FROM dead_letters \
-                   ORDER BY id DESC LIMIT ?";
-        let rows = self.db.rows(sql, &[limit.into()]).await?;
-        rows.iter()
-            .map(|row| {
-                let execution = row.opt_id(4, ExecutionId::from_slice)?;
-                Ok(DeadRow {
-                    id: row.int(0)?,
-                    kind: row.text(1)?,
-                    at_ms: row.int(2)?,
-                    reason: row.text(3)?,
-                    shard: execution.map(|id| row.count(5).map(|index| (id, index))).transpose()?,
-                    text: row.opt_text(6)?,
-                })
-            })
-            .collect()
     }
 }
