@@ -16,6 +16,8 @@ pub const DEAD: &str = "shardcron_broker_dead_total";
 pub const RECONNECTS: &str = "shardcron_broker_reconnects_total";
 /// Channels of consumers that were made anew. Label `queue` (`shards`, `triggers`).
 pub const RENEWALS: &str = "shardcron_broker_consumer_renewals_total";
+/// Queues that did not answer a consumer although the server was there. Label `queue` (`shards`, `triggers`).
+pub const SILENT: &str = "shardcron_broker_queue_silent_total";
 /// 0 away, 1 blocked, 2 up. Label `broker`.
 pub const STATE: &str = "shardcron_broker_state";
 
@@ -29,5 +31,6 @@ pub fn describe() {
     metrics::describe_counter!(DEAD, "messages put into the dead letter queue by this process");
     metrics::describe_counter!(RECONNECTS, "connections to the broker that were made anew");
     metrics::describe_counter!(RENEWALS, "consumers' channels that were made anew");
+    metrics::describe_counter!(SILENT, "queues that did not answer a consumer although the server was there");
     metrics::describe_gauge!(STATE, "0 away, 1 blocked, 2 up");
 }

@@ -133,6 +133,11 @@ pub enum Arrival {
 pub trait Deliveries: Send {
     /// Waits for the next arrivals. `None` after [`Acker::stop`], when everything that had arrived has been handed over.
     async fn next(&mut self) -> Option<Arrival>;
+
+    /// Whether the broker serves this consumer: false from the loss of its channel until it consumes again. `None`: it is never lost.
+    fn served(&self) -> Option<watch::Receiver<bool>> {
+        None
+    }
 }
 
 /// The other end: acks and flow.

@@ -4,6 +4,7 @@
 //! can't be confused: what was polled has the generation [`POLLED`], which no channel ever has.
 
 use super::Inner;
+use super::outlook::Side;
 use crate::ledger::{LedgerAcker, LedgerDeliveries};
 use crate::port::*;
 use async_trait::async_trait;
@@ -22,13 +23,20 @@ pub(super) async fn consume(inner: &Arc<Inner>, tier: &str, prefetch: u16) -> Re
     inner.outlook.read_note(inner.polled.ledger(), &inner.runtime);
     let (broker, name) = (inner.broker.clone(), tier.to_owned());
     let mut opening = Box::pin(async move { broker.consume(&name, prefetch).await });
+    let mut silent = false;
     let opened = tokio::select! {
         opened = &mut opening => Some(opened?),
         () = inner.outlook.falls() => None,
+        // The broker is there and the queue does not answer.
+        () = silence(inner) => {
+            silent = true;
+            None
+        }
     };
     let (polled, polls) = inner.polled.poll(tier);
     let shared = Arc::new(Shared {
         inner: inner.clone(),
+        tier: tier.to_owned(),
         broker: OnceLock::new(),
         polls,
         counts: Mutex::new(Counts { prefetch, generation: 0, open: 0 }),
@@ -40,7 +48,12 @@ pub(super) async fn consume(inner: &Arc<Inner>, tier: &str, prefetch: u16) -> Re
             let _ = sender.send(consumer);
             receiver
         }
-        None => open_later(inner, tier, opening, &shared),
+        None => {
+            if silent {
+                shared.unserved(true);
+            }
+            open_later(inner, tier, opening, &shared)
+        }
     };
     let (sender, from_ledger) = mpsc::channel(WAITING);
     inner.runtime.spawn(fetch(polled, sender));
@@ -53,6 +66,41 @@ pub(super) async fn consume(inner: &Arc<Inner>, tier: &str, prefetch: u16) -> Re
         from_ledger: Some(from_ledger),
     });
     Ok(Consumer { deliveries, acker: Arc::new(BothAcker { shared }) })
+}
+
+/// Ends when the broker has been up for so long that a queue that can answer would have.
+async fn silence(inner: &Inner) {
+    let mut state = inner.broker.state();
+    loop {
+        if state.wait_for(|s| !matches!(s, BrokerState::Away(_))).await.is_err() {
+            return std::future::pending().await;
+        }
+        let away = state.wait_for(|s| matches!(s, BrokerState::Away(_)));
+        if tokio::time::timeout(inner.silence, away).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Polls the ledger for a tier whose queue does not serve its consumer, until it does again.
+async fn watch_served(shared: Arc<Shared>, mut served: watch::Receiver<bool>) {
+    let mut stopping = shared.stopping.subscribe();
+    let turns = async {
+        while served.wait_for(|served| !*served).await.is_ok() {
+            let back = served.wait_for(|served| *served);
+            if tokio::time::timeout(shared.inner.silence, back).await.is_err() {
+                shared.unserved(true);
+                if served.wait_for(|served| *served).await.is_err() {
+                    break;
+                }
+            }
+            shared.unserved(false);
+        }
+    };
+    tokio::select! {
+        () = turns => {}
+        _ = stopping.wait_for(|stop| *stop) => {}
+    }
 }
 
 type Opening = std::pin::Pin<Box<dyn Future<Output = Result<Consumer>> + Send>>;
@@ -73,6 +121,10 @@ fn open_later(
         loop {
             let opened = tokio::select! {
                 opened = &mut opening => opened,
+                () = silence(&inner), if !inner.outlook.is_silent(&tier, Side::Consuming) => {
+                    shared.unserved(true);
+                    continue;
+                }
                 _ = stopping.wait_for(|stop| *stop) => return,
                 () = changes.closed() => return,
             };
@@ -130,6 +182,7 @@ async fn follow(shared: Arc<Shared>, mut changes: super::outlook::Changes) {
 
 struct Shared {
     inner: Arc<Inner>,
+    tier: String,
     broker: OnceLock<Arc<dyn Acker>>,
     polls: LedgerAcker,
     counts: Mutex<Counts>,
@@ -148,12 +201,27 @@ impl Shared {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the tier's queue does without this consumer. While the whole broker is away that is said by others.
+    fn unserved(&self, silent: bool) {
+        if self.inner.outlook.set_silent(&self.tier, Side::Consuming, silent) {
+            if silent && !self.inner.outlook.fallen() {
+                tracing::warn!(
+                    tier = self.tier,
+                    "the tier's queue does not serve its consumer; the ledger is polled until it does"
+                );
+            } else {
+                tracing::debug!(tier = self.tier, silent, "a consumer is served or not");
+            }
+        }
+        self.share_out();
+    }
+
     /// Lets the poller have what the broker's deliveries leave of the prefetch, so that both together keep to it. After a return of
     /// the broker, what was polled before is open beside its deliveries for a moment, as with a change of the prefetch.
     fn share_out(&self) {
         // Everything is read under the lock: what is seen last is also set last.
         let counts = self.counts();
-        let polls = self.inner.outlook.polls() && !*self.stopping.borrow();
+        let polls = self.inner.outlook.polls(&self.tier) && !*self.stopping.borrow();
         self.polls.set_limit(if polls { usize::from(counts.prefetch).saturating_sub(counts.open) } else { 0 });
     }
 
@@ -183,7 +251,7 @@ impl Shared {
     }
 
     fn share_out_if_polling(&self) {
-        if self.inner.outlook.polls() {
+        if self.inner.outlook.polls(&self.tier) {
             self.share_out();
         }
     }
@@ -238,6 +306,15 @@ impl Deliveries for BothDeliveries {
 impl BothDeliveries {
     async fn join(&mut self, Consumer { deliveries, acker }: Consumer) {
         let _ = self.shared.broker.set(acker.clone());
+        match deliveries.served() {
+            Some(served) => {
+                if *served.borrow() {
+                    self.shared.unserved(false);
+                }
+                self.shared.inner.runtime.spawn(watch_served(self.shared.clone(), served));
+            }
+            None => self.shared.unserved(false),
+        }
         self.from_broker = Some(deliveries);
         // Looked at after the acker can be found, so that no wish falls between. To ask for what is there already changes nothing.
         let wanted = self.shared.counts().prefetch;

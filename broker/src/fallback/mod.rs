@@ -19,7 +19,7 @@ mod triggers;
 use crate::ledger::LedgerBroker;
 use crate::port::*;
 use async_trait::async_trait;
-use outlook::Outlook;
+use outlook::{Outlook, Side};
 use shardcron_domain::messages::{ShardMessage, TriggerRequest};
 use shardcron_store::Ledger;
 use std::sync::Arc;
@@ -29,6 +29,13 @@ use tokio::sync::watch;
 
 /// How often a process that consumes reads whether the leader hands out through the ledger.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
+/// The loss of a connection is known within this time of the fault that it caused.
+const NOTICED_WITHIN: Duration = Duration::from_millis(300);
+/// For how long a queue at least does not answer, or a consumer has no channel, before it is done without: a busy server takes its time
+/// to declare a queue, and a polled ledger helps nobody who is about to be served.
+const SILENCE: Duration = Duration::from_secs(3);
+/// How often a queue that does not answer is looked at.
+const PROBE_EVERY: Duration = Duration::from_millis(500);
 /// Triggers in the ledger are looked for at this interval at most, also while RabbitMQ is there: who left them may have been cut off.
 const TRIGGERS_EVERY: Duration = Duration::from_millis(500);
 
@@ -54,6 +61,8 @@ struct Inner {
     triggers: LedgerBroker,
     outlook: Arc<Outlook>,
     runtime: Handle,
+    /// How long a queue may not answer while the broker is there.
+    silence: Duration,
 }
 
 impl Fallback {
@@ -71,7 +80,8 @@ impl Fallback {
         runtime.spawn(outlook::watch_broker(outlook.clone(), broker.state(), options.after));
         let polled = LedgerBroker::new(ledger.clone(), options.poll);
         let triggers = LedgerBroker::new(ledger, options.poll.max(TRIGGERS_EVERY));
-        Ok(Self { inner: Arc::new(Inner { broker, polled, triggers, outlook, runtime }) })
+        let silence = options.after.max(SILENCE);
+        Ok(Self { inner: Arc::new(Inner { broker, polled, triggers, outlook, runtime, silence }) })
     }
 
     /// Why this process does without the broker, in a sentence, while it does; for who tells people.
@@ -94,13 +104,24 @@ impl Broker for Fallback {
             self.inner.polled.nudge();
             return vec![Published::Left; messages.len()];
         }
-        self.inner.broker.publish(tier, messages).await
+        if self.inner.outlook.is_silent(tier, Side::Publishing) {
+            self.inner.polled.nudge();
+            return vec![Published::Left; messages.len()];
+        }
+        let mut answers = self.inner.broker.publish(tier, messages).await;
+        let failed = |answer: &Published| matches!(answer, Published::Failed(_));
+        // Nothing of it was answered although the broker is there: its queue is dead, and nobody is to wait for that.
+        if !answers.is_empty() && answers.iter().all(failed) && self.inner.stays_up().await {
+            self.inner.leave_to_pollers(tier);
+            answers.fill(Published::Left);
+        }
+        answers
     }
 
     /// While the ledger is the queue its length bounds what is handed out, as RabbitMQ's would: what has no message when the broker
     /// is back is then never more than a window.
     async fn depth(&self, tier: &str) -> Result<Depth> {
-        if !self.inner.outlook.fallen() {
+        if !self.inner.outlook.fallen() && !self.inner.outlook.is_silent(tier, Side::Publishing) {
             return self.inner.broker.depth(tier).await;
         }
         match self.inner.polled.ledger().outstanding(tier).await {
@@ -150,6 +171,48 @@ impl Broker for Fallback {
         self.inner.polled.close().await;
         self.inner.triggers.close().await;
         self.inner.broker.close().await;
+    }
+}
+
+impl Inner {
+    /// Whether the broker is up and does not turn out to be away, which takes a moment to be noticed.
+    async fn stays_up(&self) -> bool {
+        let mut state = self.broker.state();
+        let turned = state.wait_for(|state| *state != BrokerState::Up);
+        tokio::time::timeout(NOTICED_WITHIN, turned).await.is_err()
+    }
+
+    /// From now on a tier's shards are left in the ledger, until its queue answers again and has a consumer.
+    fn leave_to_pollers(self: &Arc<Self>, tier: &str) {
+        if !self.outlook.set_silent(tier, Side::Publishing, true) {
+            return;
+        }
+        tracing::warn!(
+            tier,
+            "the tier's queue confirms nothing; its shards are left in the ledger, and workers poll it"
+        );
+        let (inner, tier) = (self.clone(), tier.to_owned());
+        self.runtime.spawn(async move {
+            let mut changes = inner.outlook.changes();
+            let answers = async {
+                loop {
+                    tokio::time::sleep(PROBE_EVERY).await;
+                    // A queue that is slow to answer is said to be empty and without consumers.
+                    match inner.broker.depth(&tier).await {
+                        Ok(depth) if depth.consumers > 0 => return,
+                        Ok(_) => {}
+                        Err(error) => tracing::debug!(tier, %error, "the queue does not answer yet"),
+                    }
+                }
+            };
+            tokio::select! {
+                () = answers => {
+                    inner.outlook.set_silent(&tier, Side::Publishing, false);
+                    tracing::info!(tier, "the tier's queue answers again");
+                }
+                () = changes.closed() => {}
+            }
+        });
     }
 }
 

@@ -4,6 +4,7 @@ use super::NOTE_EVERY;
 use crate::health::CLOSED;
 use crate::port::BrokerState;
 use shardcron_store::Ledger;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -17,12 +18,23 @@ pub(super) struct Outlook {
     reads_note: AtomicBool,
 }
 
+/// Who finds that a queue does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Side {
+    /// A consumer, which is not served.
+    Consuming,
+    /// A publisher, to whom nothing is confirmed.
+    Publishing,
+}
+
 #[derive(Clone, Debug, Default)]
 struct Seen {
     /// Why this process can't reach the broker, once it has been so for long enough.
     away: Option<String>,
     /// Since when the leader hands out through the ledger, milliseconds UTC.
     noted: Option<i64>,
+    /// Tiers whose queues do not answer although the broker is there, as a consumer or a publisher of this process sees it.
+    silent: BTreeSet<(String, Side)>,
     closed: bool,
 }
 
@@ -30,11 +42,16 @@ impl Seen {
     fn fault(&self) -> Option<String> {
         let noted =
             || self.noted.map(|_| "the leader can't reach the broker and hands out through the ledger".to_owned());
-        self.away.clone().or_else(noted)
+        let silent = || {
+            let tiers: BTreeSet<&str> = self.silent.iter().map(|(tier, _)| tier.as_str()).collect();
+            let tiers: Vec<&str> = tiers.into_iter().collect();
+            (!tiers.is_empty()).then(|| format!("the broker is there, but not the queue of tier {}", tiers.join(", ")))
+        };
+        self.away.clone().or_else(noted).or_else(silent)
     }
 
-    fn polls(&self) -> bool {
-        self.away.is_some() || self.noted.is_some()
+    fn polls(&self, tier: &str) -> bool {
+        self.away.is_some() || self.noted.is_some() || self.silent.iter().any(|(silent, _)| silent == tier)
     }
 }
 
@@ -58,9 +75,30 @@ impl Outlook {
         let _ = self.seen.subscribe().wait_for(|seen| seen.away.is_some()).await;
     }
 
-    /// Whether consumers are to poll the ledger.
-    pub(super) fn polls(&self) -> bool {
-        self.seen.borrow().polls()
+    /// Whether consumers of a tier are to poll the ledger.
+    pub(super) fn polls(&self, tier: &str) -> bool {
+        self.seen.borrow().polls(tier)
+    }
+
+    /// Whether a tier's queue is known not to answer.
+    pub(super) fn is_silent(&self, tier: &str, side: Side) -> bool {
+        self.seen.borrow().silent.contains(&(tier.to_owned(), side))
+    }
+
+    /// A tier's queue does not answer, or does again. True if that is news.
+    pub(super) fn set_silent(&self, tier: &str, side: Side, silent: bool) -> bool {
+        if self.is_silent(tier, side) == silent {
+            return false;
+        }
+        self.update(|seen| {
+            let key = (tier.to_owned(), side);
+            if silent {
+                seen.silent.insert(key);
+            } else {
+                seen.silent.remove(&key);
+            }
+        });
+        true
     }
 
     /// Something that `polls` depends on has changed; ends when the broker is closed.
@@ -198,11 +236,11 @@ mod tests {
         assert!(!outlook.fallen(), "not yet");
         outlook.falls().await;
         assert_eq!(began.elapsed().as_secs(), 2, "new reasons do not begin the wait anew");
-        assert!(outlook.polls() && outlook.fault().borrow().is_some());
+        assert!(outlook.polls("core") && outlook.fault().borrow().is_some());
         let mut fault = outlook.fault();
         state.send_replace(BrokerState::Blocked("low memory".into()));
         fault.wait_for(Option::is_none).await.unwrap();
-        assert!(!outlook.polls(), "blocked is not away");
+        assert!(!outlook.polls("core"), "blocked is not away");
         state.send_replace(away("cut"));
         tokio::time::sleep(Duration::from_millis(1_900)).await;
         state.send_replace(BrokerState::Up);
@@ -210,5 +248,19 @@ mod tests {
         state.send_replace(away("cut"));
         tokio::time::sleep(Duration::from_millis(1_900)).await;
         assert!(!outlook.fallen(), "short interruptions are waited out");
+    }
+
+    #[test]
+    fn a_silent_queue_makes_its_own_tier_poll() {
+        let outlook = Outlook::new();
+        let (consuming, publishing) = (Side::Consuming, Side::Publishing);
+        assert!(outlook.set_silent("core", consuming, true) && !outlook.set_silent("core", consuming, true));
+        assert!(outlook.polls("core") && !outlook.polls("bulk") && !outlook.fallen());
+        assert!(!outlook.is_silent("core", publishing), "a consumer that is not served keeps nobody from publishing");
+        assert!(outlook.fault().borrow().as_ref().is_some_and(|why| why.contains("tier core")));
+        assert!(outlook.set_silent("core", publishing, true) && outlook.set_silent("core", consuming, false));
+        assert!(outlook.polls("core"));
+        assert!(outlook.set_silent("core", publishing, false));
+        assert!(!outlook.polls("core") && outlook.fault().borrow().is_none());
     }
 }

@@ -28,7 +28,7 @@ pub(super) async fn consume(inner: &Arc<Inner>, tier: &str, prefetch: u16) -> Re
     let reader = ShardReader { tier: tier.into(), inner: inner.clone(), settler: settler.clone() };
     let started = subscription::start(inner, spec, settler.clone(), reader).await?;
     Ok(Consumer {
-        deliveries: Box::new(ShardDeliveries { items: started.items }),
+        deliveries: Box::new(ShardDeliveries { items: started.items, served: started.served }),
         acker: Arc::new(ShardAcker { settler, wanted: started.wanted }),
     })
 }
@@ -40,12 +40,17 @@ fn clamp(prefetch: u16) -> u16 {
 
 struct ShardDeliveries {
     items: mpsc::Receiver<Arrival>,
+    served: watch::Receiver<bool>,
 }
 
 #[async_trait]
 impl Deliveries for ShardDeliveries {
     async fn next(&mut self) -> Option<Arrival> {
         self.items.recv().await
+    }
+
+    fn served(&self) -> Option<watch::Receiver<bool>> {
+        Some(self.served.clone())
     }
 }
 

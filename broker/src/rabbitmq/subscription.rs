@@ -35,8 +35,9 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 /// A refusal needs a person, who needs longer (case D-05: at most one try in a second).
 const REFUSED_FIRST: Duration = Duration::from_secs(2);
 const REFUSED_MAX: Duration = Duration::from_secs(10);
-/// Tries in a row that got no answer for the whole time that one is waited for, after which a queue is taken for dead.
-const SILENT_MAX: u32 = 3;
+/// Tries in a row that got no answer for the whole time that one is waited for, after which a queue is taken for dead. Nobody waits
+/// for it: meanwhile the ledger is polled (`fallback/consumer.rs`).
+const SILENT_MAX: u32 = 2;
 
 /// What to consume.
 pub(super) struct Spec {
@@ -70,6 +71,8 @@ pub(super) trait Reader: Send + 'static {
 pub(super) struct Started<T> {
     pub items: mpsc::Receiver<T>,
     pub wanted: watch::Sender<Wanted>,
+    /// False while it has no channel that consumes.
+    pub served: watch::Receiver<bool>,
 }
 
 /// Begins to consume; waits for the server.
@@ -81,6 +84,7 @@ pub(super) async fn start<R: Reader>(
 ) -> Result<Started<R::Item>> {
     let (sender, items) = mpsc::channel(WAITING_BATCHES);
     let (wanted, wishes) = watch::channel(Wanted { prefetch: spec.prefetch, stop: false });
+    let (serving, served) = watch::channel(true);
     let mut task = Subscription {
         link: inner.consuming.clone(),
         closing: inner.closing(),
@@ -90,6 +94,8 @@ pub(super) async fn start<R: Reader>(
         reader,
         sender,
         wishes,
+        serving,
+        asked: tokio::time::Instant::now(),
         generation: 0,
         consumers: 0,
     };
@@ -97,7 +103,7 @@ pub(super) async fn start<R: Reader>(
         return Err(BrokerError::Unavailable("the broker is being closed".into()));
     };
     inner.runtime.spawn(task.run(open));
-    Ok(Started { items, wanted })
+    Ok(Started { items, wanted, served })
 }
 
 struct Subscription<R: Reader> {
@@ -109,6 +115,9 @@ struct Subscription<R: Reader> {
     reader: R,
     sender: mpsc::Sender<R::Item>,
     wishes: watch::Receiver<Wanted>,
+    serving: watch::Sender<bool>,
+    /// When the last try began, with a connection that was up.
+    asked: tokio::time::Instant,
     generation: u64,
     /// Consumers of this subscription so far; each has its own tag.
     consumers: u64,
@@ -144,8 +153,10 @@ impl<R: Reader> Subscription<R> {
             }
             self.settler.clear();
             drop(open);
+            self.serving.send_replace(false);
             let Some(again) = self.reopen().await else { return };
             open = again;
+            self.serving.send_replace(true);
             metrics::counter!(m::RENEWALS, "queue" => self.spec.kind).increment(1);
             if let Some(item) = self.reader.renewed(self.generation)
                 && !self.hand_over(item, &mut open, true).await
@@ -158,12 +169,35 @@ impl<R: Reader> Subscription<R> {
     /// The first time a refusal is the caller's business; the server being away is not.
     async fn first_open(&mut self) -> Result<Option<Open>> {
         let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MAX);
+        let mut silent = 0;
         loop {
             match self.open().await {
                 Ok(open) => return Ok(open),
                 Err(refused @ BrokerError::Refused(_)) => return Err(refused),
-                Err(BrokerError::Unavailable(_)) => tokio::time::sleep(backoff.pause()).await,
+                Err(BrokerError::Unavailable(_)) => {
+                    self.count_silence(&mut silent).await;
+                    tokio::time::sleep(backoff.pause()).await;
+                }
             }
+        }
+    }
+
+    /// After a try that failed: counts those in a row that got no answer at all, and acts upon too many.
+    async fn count_silence(&mut self, silent: &mut u32) {
+        *silent = if self.asked.elapsed() >= super::RPC_TIMEOUT { *silent + 1 } else { 0 };
+        if *silent < SILENT_MAX {
+            return;
+        }
+        *silent = 0;
+        if self.spec.expendable {
+            self.replace_queue().await;
+        } else {
+            metrics::counter!(m::SILENT, "queue" => self.spec.kind).increment(1);
+            tracing::error!(
+                queue = self.spec.queue,
+                "the queue answers no consumer, and may hold messages of people: nothing is taken from it until it does. See \
+                 docs/errors/queue-silent.md"
+            );
         }
     }
 
@@ -175,7 +209,6 @@ impl<R: Reader> Subscription<R> {
         let mut silent = 0;
         let (mut wishes, mut closing) = (self.wishes.clone(), self.closing.clone());
         loop {
-            let asked = tokio::time::Instant::now();
             let opened = tokio::select! {
                 opened = self.open() => opened,
                 () = stop_wished(&mut wishes) => return None,
@@ -184,11 +217,7 @@ impl<R: Reader> Subscription<R> {
                 Ok(open) => return open,
                 Err(BrokerError::Unavailable(why)) => {
                     tracing::debug!(queue = self.spec.queue, why, "consuming could not begin again yet");
-                    silent += u32::from(asked.elapsed() >= super::RPC_TIMEOUT);
-                    if silent >= SILENT_MAX && self.spec.expendable {
-                        silent = 0;
-                        self.replace_queue().await;
-                    }
+                    self.count_silence(&mut silent).await;
                     backoff.pause()
                 }
                 Err(BrokerError::Refused(reason)) => {
@@ -210,6 +239,7 @@ impl<R: Reader> Subscription<R> {
     /// `None` when the broker is closed.
     async fn open(&mut self) -> Result<Option<Open>> {
         let Some(connection) = self.link.up().await else { return Ok(None) };
+        self.asked = tokio::time::Instant::now();
         let (channel, stream, prefetch) = self.open_on(&connection).await?;
         self.generation += 1;
         self.settler.install(self.generation, channel.clone());
@@ -219,6 +249,7 @@ impl<R: Reader> Subscription<R> {
     /// RabbitMQ (seen with 3.10, killed under load) can come back without the process of a quorum queue: it lists the queue, and answers
     /// no request to it. Nobody would get a shard any more. The ledger has all that stood in it, and the leader publishes that again.
     async fn replace_queue(&mut self) {
+        metrics::counter!(m::SILENT, "queue" => self.spec.kind).increment(1);
         tracing::warn!(
             queue = self.spec.queue,
             "the queue answers no consumer; deleting it to declare it anew. Its shards are in the ledger and are published again"

@@ -138,8 +138,18 @@ async fn d_02_work_goes_on_through_cuts_and_silence() {
     world.hand_out(&world.far, id, 1_000..1_400).await;
     world.work(&mut consumer, &mut begun, 1_400).await;
     println!("back {:?} after the silence", healed.elapsed());
-    // Everything was acked on the side that it came from: nothing is left in the queue, unacked or not.
-    world.rabbit.shown("the empty queue", |m| m.queue_depth(QUEUE).ok().filter(|d| *d == 0)).await;
+    // Everything was acked on the side that it came from: nothing is left in the queue, unacked or not. What still comes is the second
+    // message of a shard that the ledger handed out, too.
+    loop {
+        tokio::select! {
+            biased;
+            deliveries = next_shards(&mut consumer) => {
+                assert!(attempts(&deliveries).iter().all(|attempt| begun.contains(attempt)));
+                consumer.acker.ack(&tags(&deliveries)).await;
+            }
+            () = world.rabbit.shown("the empty queue", |m| m.queue_depth(QUEUE).ok().filter(|d| *d == 0).map(drop)) => break,
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

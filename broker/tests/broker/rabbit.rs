@@ -276,3 +276,21 @@ async fn d_05_a_refusal_in_the_middle_is_waited_out() {
     assert_eq!(rabbit.broker.publish(TIER, &messages).await, all_confirmed(1));
     assert_eq!(attempts(&collect(&mut consumer, 1).await), wanted(&messages));
 }
+
+/// Given back more often than RabbitMQ 4's own limit of 20, a message is still there, and not among the dead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r_03_a_message_that_comes_back_25_times_is_not_dropped() {
+    let rabbit = rabbit().await.declared().await;
+    let messages = shards(1);
+    assert_eq!(rabbit.broker.publish(TIER, &messages).await, all_confirmed(1));
+    let mut consumer = rabbit.broker.consume(TIER, 1).await.unwrap();
+    for _ in 0..25 {
+        let held = collect(&mut consumer, 1).await;
+        assert_eq!(attempts(&held), wanted(&messages));
+        consumer.acker.requeue(&tags(&held)).await;
+    }
+    let last = collect(&mut consumer, 1).await;
+    assert!(last[0].redelivered);
+    consumer.acker.ack(&tags(&last)).await;
+    quiet(&mut consumer).await;
+}
