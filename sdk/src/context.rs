@@ -1,7 +1,12 @@
 //! What a handler is told, and what it may tell.
 
+use crate::cache::{Cache, Caches};
+use crate::handler::ShardError;
+use crate::transaction::{EffectError, EffectsTransaction};
 use async_trait::async_trait;
 use shardcron_domain::job::RetryPolicy;
+use shardcron_domain::once::RecordRow;
+use shardcron_domain::output::Stream;
 use shardcron_domain::plan::ShardSlice;
 use shardcron_domain::shard::{Checkpoint, Rejection};
 use shardcron_domain::{AttemptRef, Incarnation};
@@ -22,6 +27,50 @@ pub enum CheckpointError {
     Unavailable(String),
 }
 
+impl From<CheckpointError> for ShardError {
+    fn from(error: CheckpointError) -> Self {
+        match error {
+            CheckpointError::Superseded(_) => ShardError::stopped(error.to_string()),
+            CheckpointError::Unavailable(_) => ShardError::transient(error.to_string()),
+        }
+    }
+}
+
+/// Why a shard could not be emitted, or results not be read.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EmitError {
+    /// The attempt is no longer this worker's, or the execution is over. Stop.
+    #[error("the attempt is not this worker's any more ({0}); stop here, another attempt emits anew")]
+    Superseded(Rejection),
+    /// Only the first shard of a job with `shards = { map = … }` emits, and only its reducing shard reads results.
+    #[error("{0}")]
+    Refused(String),
+    /// The ledger is away. May be tried again.
+    #[error("what was emitted could not be kept: {0}")]
+    Unavailable(String),
+}
+
+impl From<EmitError> for ShardError {
+    fn from(error: EmitError) -> Self {
+        match error {
+            EmitError::Superseded(_) => ShardError::stopped(error.to_string()),
+            EmitError::Refused(_) => ShardError::permanent(error.to_string()),
+            EmitError::Unavailable(_) => ShardError::transient(error.to_string()),
+        }
+    }
+}
+
+/// What an emitted shard came to, for the one that reduces.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SubResult {
+    /// Its number among the emitted, from 0.
+    pub number: u32,
+    /// Records that it worked on, if its handler counted them.
+    pub rows: Option<u64>,
+    /// Its summary.
+    pub summary: Option<serde_json::Value>,
+}
+
 /// What a running attempt may do to the world through its worker. Implemented by the worker, and by test helpers.
 #[async_trait]
 pub trait Effects: Send + Sync {
@@ -33,6 +82,47 @@ pub trait Effects: Send + Sync {
 
     /// Notes that the attempt moves. Costs nothing; called as often as one likes.
     fn progress(&self) {}
+
+    /// Keeps output of the attempt, where people can follow it. Costs no traffic of its own; what is more than the bounds is cut.
+    fn output(&self, _stream: Stream, _bytes: &[u8]) {}
+
+    /// Begins a transaction in the ledger's own database, under the attempt's fence.
+    ///
+    /// # Errors
+    /// Superseded, or the ledger is away, or there is none.
+    async fn begin(&self) -> Result<Box<dyn EffectsTransaction>, EffectError> {
+        Err(EffectError::NoLedger)
+    }
+
+    /// Records of the shard that an earlier attempt began with or failed at.
+    ///
+    /// # Errors
+    /// The ledger is away, or there is none.
+    async fn open_records(&self, limit: usize) -> Result<Vec<RecordRow>, EffectError> {
+        let _ = limit;
+        Err(EffectError::NoLedger)
+    }
+
+    /// The worker's caches. Without a worker, caches that keep nothing.
+    fn caches(&self) -> Caches {
+        Caches::default()
+    }
+
+    /// Emits a shard of a map.
+    ///
+    /// # Errors
+    /// This attempt emits nothing, there are too many, the payload is too large, or the ledger is away.
+    async fn emit(&self, _payload: serde_json::Value) -> Result<(), EmitError> {
+        Err(EmitError::Refused("this attempt has nowhere to emit shards to".into()))
+    }
+
+    /// A page of what the emitted shards came to, from a number on; empty behind the last.
+    ///
+    /// # Errors
+    /// This attempt does not reduce, or the ledger is away.
+    async fn sub_results(&self, _from: u32) -> Result<Vec<SubResult>, EmitError> {
+        Err(EmitError::Refused("this attempt has no results to read".into()))
+    }
 }
 
 /// One attempt at one shard, as its handler sees it.
@@ -103,6 +193,40 @@ impl ShardContext {
         self.checkpoint = Some(to);
         self.effects.progress();
         Ok(())
+    }
+
+    /// Writes a line that people see with `shardcron logs`, while the attempt runs and afterwards. It is progress, too.
+    pub fn log(&self, line: impl std::fmt::Display) {
+        self.effects.output(Stream::Log, format!("{line}\n").as_bytes());
+        self.effects.progress();
+    }
+
+    /// The worker's cache of a name, which all its attempts share: values that many records need, read from their source as rarely as
+    /// possible. See [`Cache::get`].
+    #[must_use]
+    pub fn cache(&self, name: &str) -> Cache {
+        self.effects.caches().cache(name)
+    }
+
+    /// Emits a shard of a map: its handler gets the payload as its slice (`ShardSlice::Task`). It becomes a shard only with this
+    /// attempt's good end; an attempt that fails has emitted nothing.
+    ///
+    /// # Errors
+    /// The slice is not a map's first shard, there are more than the job's `max`, the payload is larger than 16 KiB as JSON, or the
+    /// ledger is away.
+    pub async fn emit(&self, payload: impl Into<serde_json::Value> + Send) -> Result<(), EmitError> {
+        self.effects.emit(payload.into()).await?;
+        self.effects.progress();
+        Ok(())
+    }
+
+    /// What the emitted shards came to, a page from number `from` on, in their order; empty behind the last. For the shard whose
+    /// slice is `ShardSlice::Reduce`.
+    ///
+    /// # Errors
+    /// The slice is another, or the ledger is away.
+    pub async fn sub_results(&self, from: u32) -> Result<Vec<SubResult>, EmitError> {
+        self.effects.sub_results(from).await
     }
 
     /// Says that the attempt moves, where there is no checkpoint to take: it is what a job's `stall_timeout` waits for. A call costs

@@ -5,6 +5,7 @@ use async_trait::async_trait;
 use shardcron_domain::shard::FailureClass;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 /// Runs one attempt at one shard.
 #[async_trait]
@@ -68,6 +69,19 @@ impl ShardError {
         ShardError { class: FailureClass::Permanent, message: message.into(), stopped: false }
     }
 
+    /// Another try may help, but not before `when`: a `Duration` from now, or an instant (`SystemTime`), as the other side named
+    /// it. It counts as a failed try, and the wait is a day at most; where the job's `retry` would wait longer, that is the wait.
+    ///
+    /// ```
+    /// # use shardcron_sdk::ShardError;
+    /// # use std::time::Duration;
+    /// let busy = ShardError::not_before("the bank answers 503 and wants to be asked in two minutes", Duration::from_secs(120));
+    /// ```
+    pub fn not_before(message: impl Into<String>, when: impl Into<NotBefore>) -> Self {
+        let wait_ms = u64::try_from(when.into().0.as_millis()).unwrap_or(u64::MAX);
+        ShardError { class: FailureClass::NotBefore { wait_ms }, message: message.into(), stopped: false }
+    }
+
     /// The attempt ran into its limit; another try may help.
     pub fn timeout(message: impl Into<String>) -> Self {
         ShardError { class: FailureClass::Timeout, message: message.into(), stopped: false }
@@ -77,6 +91,22 @@ impl ShardError {
     /// checkpoint stands.
     pub fn stopped(message: impl Into<String>) -> Self {
         ShardError { class: FailureClass::Transient, message: message.into(), stopped: true }
+    }
+}
+
+/// How long a failed attempt asks to wait. What is past by this host's clock is no wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotBefore(Duration);
+
+impl From<Duration> for NotBefore {
+    fn from(wait: Duration) -> Self {
+        NotBefore(wait)
+    }
+}
+
+impl From<SystemTime> for NotBefore {
+    fn from(at: SystemTime) -> Self {
+        NotBefore(at.duration_since(SystemTime::now()).unwrap_or_default())
     }
 }
 

@@ -10,9 +10,11 @@
 //! assert_eq!(test.checkpoints(), Vec::<(Checkpoint, u64)>::new());
 //! ```
 
-use crate::context::{CheckpointError, Effects, ShardContext};
+use crate::cache::Caches;
+use crate::context::{CheckpointError, Effects, EmitError, ShardContext, SubResult};
 use async_trait::async_trait;
 use shardcron_domain::job::RetryPolicy;
+use shardcron_domain::output::Stream;
 use shardcron_domain::plan::ShardSlice;
 use shardcron_domain::shard::{Checkpoint, Rejection};
 use shardcron_domain::{AttemptRef, ExecutionId, Incarnation};
@@ -22,17 +24,29 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 /// Effects that keep checkpoints in memory, under the same compare-and-set as the ledger.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct RecordedEffects {
     moves: Mutex<Vec<(Checkpoint, u64)>>,
+    emitted: Mutex<Vec<serde_json::Value>>,
+    results: Vec<SubResult>,
     start: Option<Checkpoint>,
+    output: Mutex<Vec<(Stream, Vec<u8>)>>,
+    caches: Caches,
 }
 
 impl RecordedEffects {
     /// Effects of an attempt that goes on from a checkpoint.
     #[must_use]
     pub fn starting_at(start: Option<Checkpoint>) -> Self {
-        RecordedEffects { moves: Mutex::default(), start }
+        RecordedEffects { start, ..RecordedEffects::default() }
+    }
+
+    /// What was written to a stream; text that is not UTF-8 with U+FFFD in its place.
+    #[must_use]
+    pub fn output(&self, stream: Stream) -> String {
+        let all = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes: Vec<u8> = all.iter().filter(|(of, _)| *of == stream).flat_map(|(_, bytes)| bytes.clone()).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// The checkpoints taken, with the records of each step.
@@ -52,6 +66,23 @@ impl Effects for RecordedEffects {
         }
         moves.push((to, rows));
         Ok(())
+    }
+
+    fn output(&self, stream: Stream, bytes: &[u8]) {
+        self.output.lock().unwrap_or_else(PoisonError::into_inner).push((stream, bytes.to_vec()));
+    }
+
+    fn caches(&self) -> Caches {
+        self.caches.clone()
+    }
+
+    async fn emit(&self, payload: serde_json::Value) -> Result<(), EmitError> {
+        self.emitted.lock().unwrap_or_else(PoisonError::into_inner).push(payload);
+        Ok(())
+    }
+
+    async fn sub_results(&self, from: u32) -> Result<Vec<SubResult>, EmitError> {
+        Ok(self.results.iter().filter(|result| result.number >= from).cloned().collect())
     }
 }
 
@@ -125,6 +156,28 @@ impl TestContext {
     #[must_use]
     pub fn checkpoints(&self) -> Vec<(Checkpoint, u64)> {
         self.effects.checkpoints()
+    }
+
+    /// What was written to a stream: `Stream::Log` is what [`ShardContext::log`] writes.
+    #[must_use]
+    pub fn output(&self, stream: Stream) -> String {
+        self.effects.output(stream)
+    }
+
+    /// As the shard that reduces these results.
+    #[must_use]
+    pub fn reducing(mut self, results: Vec<SubResult>) -> Self {
+        let tasks = u32::try_from(results.len()).unwrap_or(u32::MAX);
+        self.effects = Arc::new(RecordedEffects { results, ..RecordedEffects::default() });
+        self.context.effects = self.effects.clone();
+        self.context.slice = ShardSlice::Reduce { tasks };
+        self
+    }
+
+    /// The shards that were emitted, in their order.
+    #[must_use]
+    pub fn emitted(&self) -> Vec<serde_json::Value> {
+        self.effects.emitted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
