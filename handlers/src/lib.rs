@@ -1,6 +1,6 @@
 //! The handlers that come with the program.
 //!
-//! Owns: running a job's `sql` in the ledger's own transactions, running a program (`exec`), looking up a registered Rust
+//! Owns: running a job's `sql` in the ledger's own transactions, running a program (`exec`), calling a service (`http`), looking up a registered Rust
 //! handler, and the check that this worker's own configuration allows it.
 //!
 //! Must not: decide about retries (it says transient, permanent or timeout; the ledger decides), hold a shell or a template
@@ -9,20 +9,30 @@
 //! | handler | effects | a crash between effect and record |
 //! | --- | --- | --- |
 //! | `sql` | once: effects, checkpoint and result are one transaction | can't be |
-//! | `exec`, `rust` | at least once | the next attempt runs again, from the last checkpoint |
+//! | `sql` in another database | once: effects and the inbox's row are one transaction there | the inbox says that the step is done |
+//! | `rust`, in `transaction` | once: effects and checkpoint are one transaction | can't be |
+//! | `exec`, `http`, `rust` otherwise | at least once | the next attempt runs again, from the last checkpoint |
 
+mod call;
+pub mod effects;
 mod exec;
+mod input;
+mod map;
 mod noop;
 mod sql;
 
-pub use exec::{ExecHandler, ExecLimits};
+pub use call::{CALLBACK_PATH, CallbackReply, Callbacks, HttpRules};
+pub use exec::{Cgroups, ExecHandler, ExecLimits, ProgramRules};
 pub use noop::Noop;
 pub use sql::{ShardLedger, SqlHandler, SqlLimits, SqlTemplate};
 
 use shardcron_domain::job::HandlerSpec;
+use shardcron_domain::program::ProgramOptions;
 use shardcron_domain::trigger::suggest;
 use shardcron_sdk::{Registry, ShardError, ShardHandler};
 use shardcron_store::Ledger;
+use shardcron_store::sql::{Inbox, SqlOptions};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -39,12 +49,16 @@ pub struct HandlerOptions {
     /// Programs that `exec` handlers may run: what stands first in the job's `exec`, letter by letter, or [`ALLOW_ANY`]. Empty:
     /// none.
     pub allow_exec: Vec<String>,
-    /// Where programs start; the worker's own directory if absent.
-    pub work_dir: Option<PathBuf>,
+    /// Where and how programs run.
+    pub programs: ProgramRules,
+    /// Which services may be called.
+    pub calls: HttpRules,
     /// Waits around programs.
     pub exec: ExecLimits,
     /// Waits around the ledger.
     pub sql: SqlLimits,
+    /// Other databases in which `sql` handlers may run, by the names that job files use.
+    pub databases: BTreeMap<String, Arc<Inbox>>,
 }
 
 impl HandlerOptions {
@@ -61,9 +75,11 @@ impl HandlerOptions {
             ledger,
             registry,
             allow_exec: Vec::new(),
-            work_dir: None,
+            programs: ProgramRules::default(),
+            calls: HttpRules::default(),
             exec: ExecLimits::default(),
             sql: SqlLimits::default(),
+            databases: BTreeMap::new(),
         }
     }
 
@@ -74,10 +90,19 @@ impl HandlerOptions {
         self
     }
 
+    /// Other databases, by name, with their URLs. A connection is made when the first job needs it.
+    #[must_use]
+    pub fn databases(mut self, urls: impl IntoIterator<Item = (String, String)>) -> Self {
+        let inbox =
+            |(name, url): (String, String)| (name.clone(), Arc::new(Inbox::new(name, url, SqlOptions::default())));
+        self.databases = urls.into_iter().map(inbox).collect();
+        self
+    }
+
     /// Where programs start.
     #[must_use]
     pub fn work_dir(mut self, dir: impl Into<PathBuf>) -> Self {
-        self.work_dir = Some(dir.into());
+        self.programs.work_dir = Some(dir.into());
         self
     }
 }
@@ -86,6 +111,8 @@ impl HandlerOptions {
 #[derive(Clone)]
 pub struct Handlers {
     options: Arc<HandlerOptions>,
+    programs: Arc<ProgramRules>,
+    caller: Arc<call::Caller>,
 }
 
 impl Handlers {
@@ -93,7 +120,11 @@ impl Handlers {
     #[must_use]
     pub fn new(mut options: HandlerOptions) -> Self {
         options.registry = options.registry.with_default(noop::NAME, Noop);
-        Handlers { options: Arc::new(options) }
+        if !options.allow_exec.is_empty() {
+            ExecHandler::sweep(&options.programs);
+        }
+        let caller = call::Caller::new(options.calls.clone(), options.ledger.clone());
+        Handlers { programs: Arc::new(options.programs.clone()), caller: Arc::new(caller), options: Arc::new(options) }
     }
 
     /// The handler for a job's specification, if this worker may run it.
@@ -102,11 +133,13 @@ impl Handlers {
     /// Permanent, with what to change: the program is not allowed here, there is no such Rust handler, or the SQL can't be read.
     pub fn resolve(&self, spec: &HandlerSpec) -> Result<Arc<dyn ShardHandler>, ShardError> {
         match spec {
-            HandlerSpec::Sql { sql, chunk } => {
+            HandlerSpec::Sql { sql, chunk, database } => {
                 let template = SqlTemplate::parse(sql).map_err(ShardError::permanent)?;
-                Ok(Arc::new(SqlHandler::new(self.options.ledger.clone(), template, *chunk, self.options.sql)))
+                let ledger = self.database(database.as_deref())?;
+                Ok(Arc::new(SqlHandler::new(ledger, template, *chunk, self.options.sql)))
             }
-            HandlerSpec::Exec { argv } => self.exec(argv),
+            HandlerSpec::Exec { argv, options } => self.exec(argv, options),
+            HandlerSpec::Http(call) => Ok(Arc::new(self.caller.resolve(call)?)),
             HandlerSpec::Rust { name } => {
                 self.options.registry.get(name).ok_or_else(|| ShardError::permanent(self.unknown_rust_handler(name)))
             }
@@ -118,7 +151,17 @@ impl Handlers {
         self.options.registry.names()
     }
 
-    fn exec(&self, argv: &[String]) -> Result<Arc<dyn ShardHandler>, ShardError> {
+    /// Where a job's statements run.
+    fn database(&self, name: Option<&str>) -> Result<Arc<dyn ShardLedger>, ShardError> {
+        let ledger = self.options.ledger.clone();
+        let Some(name) = name else { return Ok(ledger) };
+        match self.options.databases.get(name) {
+            Some(inbox) => Ok(Arc::new(sql::Elsewhere { inbox: inbox.clone(), ledger })),
+            None => Err(ShardError::permanent(unknown_database(name, self.options.databases.keys()))),
+        }
+    }
+
+    fn exec(&self, argv: &[String], options: &ProgramOptions) -> Result<Arc<dyn ShardHandler>, ShardError> {
         let program = argv.first().map_or("", String::as_str);
         if program.is_empty() {
             return Err(ShardError::permanent("exec needs a program: exec = [\"python3\", \"job.py\"]"));
@@ -130,7 +173,7 @@ impl Handlers {
         if !allowed.iter().any(|a| a == program || a == ALLOW_ANY) {
             return Err(ShardError::permanent(not_allowed(program, allowed)));
         }
-        Ok(Arc::new(ExecHandler::new(argv.to_vec(), self.options.work_dir.clone(), self.options.exec)))
+        Ok(Arc::new(ExecHandler::new(argv.to_vec(), options.clone(), self.programs.clone(), self.options.exec)))
     }
 
     fn unknown_rust_handler(&self, name: &str) -> String {
@@ -145,6 +188,19 @@ impl Handlers {
             known.join(", ")
         )
     }
+}
+
+fn unknown_database<'a>(name: &str, known: impl Iterator<Item = &'a String> + Clone) -> String {
+    let names: Vec<&str> = known.map(String::as_str).collect();
+    let has = if names.is_empty() { "it has none".to_owned() } else { format!("it has: {}", names.join(", ")) };
+    let hint = match suggest(name, names.iter().copied()) {
+        Some(near) => format!(" (did you mean '{near}'?)"),
+        None => String::new(),
+    };
+    format!(
+        "this worker's configuration has no database '{name}'{hint}; {has}. Add it under [databases] in the worker's own \
+         shardcron.toml: {name} = \"mysql://…\" (a job can't do that)"
+    )
 }
 
 fn not_allowed(program: &str, allowed: &[String]) -> String {

@@ -27,7 +27,7 @@ fn options() -> HandlerOptions {
 }
 
 fn exec(argv: &[&str]) -> HandlerSpec {
-    HandlerSpec::Exec { argv: argv.iter().map(|a| (*a).to_owned()).collect() }
+    HandlerSpec::exec(argv.iter().copied())
 }
 
 async fn run_in(options: HandlerOptions, argv: &[&str], test: &TestContext) -> Result<ShardOutput, ShardError> {
@@ -245,7 +245,7 @@ async fn bad_ends_say_which() {
     assert!(missing.class == FailureClass::Permanent && missing.message.contains("install it"), "{missing}");
     let not_executable = run_in(options.clone(), &[plain], &test).await.unwrap_err();
     assert!(not_executable.message.contains("chmod +x"), "{not_executable}");
-    options.work_dir = Some("/no/such/dir".into());
+    options.programs.work_dir = Some("/no/such/dir".into());
     let no_dir = run_in(options, &["sh", "-c", "true"], &test).await.unwrap_err();
     assert!(no_dir.message.contains("work_dir /no/such/dir"), "{no_dir}");
 }
@@ -257,14 +257,6 @@ async fn programs_start_in_the_work_dir() {
     let output = run_in(options().work_dir(dir.path()), &["sh", "-c", "pwd -P"], &test).await.unwrap();
     let real = dir.path().canonicalize().unwrap();
     assert_eq!(field(&output, "stdout"), format!("{}\n", real.display()));
-}
-
-#[tokio::test]
-async fn a_list_too_long_for_an_environment_says_what_to_do() {
-    let items = (0..30_000).map(|i| format!("item-{i}")).collect();
-    let test = TestContext::new(ShardSlice::List { items });
-    let error = sh("true", &test).await.unwrap_err();
-    assert!(error.class == FailureClass::Permanent && error.message.contains("more shards"), "{error}");
 }
 
 struct Named;
@@ -291,7 +283,7 @@ async fn only_what_this_worker_allows_is_resolved() {
     }
     let misspelt = refusal(HandlerSpec::Rust { name: "recncile".into() });
     assert!(misspelt.contains("did you mean 'reconcile'?") && misspelt.contains("noop, reconcile"), "{misspelt}");
-    assert!(refusal(HandlerSpec::Sql { sql: "COMMIT".into(), chunk: None }).contains("transaction"));
+    assert!(refusal(HandlerSpec::Sql { sql: "COMMIT".into(), chunk: None, database: None }).contains("transaction"));
     let rust = |name: &str| handlers.resolve(&HandlerSpec::Rust { name: name.into() }).unwrap();
     let context = TestContext::new(RANGE).context();
     assert_eq!(rust("noop").run(context.clone()).await, Ok(ShardOutput::default()));

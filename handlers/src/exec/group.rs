@@ -53,6 +53,11 @@ impl Group {
         Ok(Group { child, ends, id })
     }
 
+    /// The id of the program, while it has not been waited for.
+    pub(crate) fn first(&self) -> Option<i32> {
+        self.id.map(Pid::as_raw)
+    }
+
     /// Waits for the end, or brings it about when the attempt's time is over or it is told to stop.
     pub(crate) async fn see_through(&mut self, context: &ShardContext, limits: &ExecLimits) -> Ending {
         tokio::select! {

@@ -1,6 +1,9 @@
 //! What a program writes: read as long as it runs, kept within bounds, made into text that every database and JSON can hold.
 
-use shardcron_domain::limits::OUTPUT_BYTES;
+use super::lines::{self, Message, Part, Splitter};
+use super::reports::Reports;
+use shardcron_domain::limits::{OUTPUT_BYTES, PROGRAM_LINE_BYTES};
+use shardcron_domain::output::Stream;
 use shardcron_sdk::Effects;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -106,6 +109,10 @@ pub(crate) struct Captured {
     pub(crate) stderr: Kept,
     /// Some process still had the pipes open when they were given up.
     pub(crate) left_open: bool,
+    /// Processes that left the group and ran on.
+    pub(crate) leftovers: Option<String>,
+    /// They have been ended.
+    pub(crate) leftovers_gone: bool,
 }
 
 impl Captured {
@@ -118,8 +125,11 @@ impl Captured {
                 said.push_str(&format!("; last on {name}: {lines}"));
             }
         }
-        if self.left_open {
-            said.push_str("; a process that left the group still runs");
+        match (&self.leftovers, self.leftovers_gone) {
+            (Some(names), true) => said.push_str(&format!("; processes that left the group were killed: {names}")),
+            (Some(names), false) => said.push_str(&format!("; processes that left the group still run: {names}")),
+            (None, _) if self.left_open => said.push_str("; a process that left the group still runs"),
+            (None, _) => {}
         }
         said
     }
@@ -133,39 +143,101 @@ pub(crate) struct Pipes {
 }
 
 impl Pipes {
-    /// Begins to read, so that the program never waits for a full pipe.
-    /// What the program writes is its progress.
-    pub(crate) fn read(child: &mut Child, effects: &Arc<dyn Effects>) -> Self {
+    /// Begins to read, so that the program never waits for a full pipe. What the program writes is its progress, and goes where
+    /// people can follow it; the lines by which it speaks to the worker go to `reports` instead.
+    pub(crate) fn read(child: &mut Child, effects: &Arc<dyn Effects>, reports: &Arc<Reports>) -> Self {
         let mut pipes = Pipes { readers: JoinSet::new(), stdout: Arc::default(), stderr: Arc::default() };
         if let Some(stream) = child.stdout.take() {
-            pipes.readers.spawn(copy(stream, pipes.stdout.clone(), effects.clone()));
+            let sink = Sink { kept: pipes.stdout.clone(), effects: effects.clone(), stream: Stream::Stdout };
+            pipes.readers.spawn(listen(stream, sink, reports.clone()));
         }
         if let Some(stream) = child.stderr.take() {
-            pipes.readers.spawn(copy(stream, pipes.stderr.clone(), effects.clone()));
+            let sink = Sink { kept: pipes.stderr.clone(), effects: effects.clone(), stream: Stream::Stderr };
+            pipes.readers.spawn(copy(stream, sink));
         }
         pipes
     }
 
-    /// Reads to the end, but no longer than this.
-    pub(crate) async fn finish(mut self, drain: Duration) -> Captured {
-        let all = async { while self.readers.join_next().await.is_some() {} };
-        let left_open = tokio::time::timeout(drain, all).await.is_err();
+    /// Reads to the end, but no longer than this after the last that was emitted. `emitting`: whether a reader waits for the ledger.
+    pub(crate) async fn finish(mut self, drain: Duration, emitting: impl Fn() -> bool) -> Captured {
+        let left_open = loop {
+            match tokio::time::timeout(drain, self.readers.join_next()).await {
+                Ok(None) => break false,
+                Ok(Some(_)) => {}
+                Err(_) if emitting() => {}
+                Err(_) => break true,
+            }
+        };
         self.readers.abort_all();
         let take = |kept: &Arc<Mutex<Kept>>| kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Captured { stdout: take(&self.stdout), stderr: take(&self.stderr), left_open }
+        Captured { stdout: take(&self.stdout), stderr: take(&self.stderr), left_open, ..Captured::default() }
     }
 }
 
-async fn copy(mut stream: impl AsyncRead + Unpin, kept: Arc<Mutex<Kept>>, effects: Arc<dyn Effects>) {
+/// Where a stream goes.
+struct Sink {
+    kept: Arc<Mutex<Kept>>,
+    effects: Arc<dyn Effects>,
+    stream: Stream,
+}
+
+impl Sink {
+    fn take(&self, bytes: &[u8]) {
+        self.effects.output(self.stream, bytes);
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
+    }
+}
+
+async fn copy(mut stream: impl AsyncRead + Unpin, sink: Sink) {
     let mut buffer = vec![0; 16 * 1024];
-    loop {
-        match stream.read(&mut buffer).await {
-            Ok(0) | Err(_) => return,
-            Ok(length) => {
-                effects.progress();
-                kept.lock().unwrap_or_else(PoisonError::into_inner).push(&buffer[..length]);
-            }
+    while let Some(length) = read_some(&mut stream, &mut buffer).await {
+        sink.effects.progress();
+        sink.take(&buffer[..length]);
+    }
+}
+
+/// The same for the stream on which the program speaks to the worker.
+async fn listen(mut stream: impl AsyncRead + Unpin, sink: Sink, reports: Arc<Reports>) {
+    let mut buffer = vec![0; 16 * 1024];
+    let mut splitter = Splitter::default();
+    while let Some(length) = read_some(&mut stream, &mut buffer).await {
+        sink.effects.progress();
+        for part in splitter.push(&buffer[..length]) {
+            hear(part, &sink, &reports).await;
         }
+    }
+    if let Some(part) = splitter.finish() {
+        hear(part, &sink, &reports).await;
+    }
+}
+
+/// A shard that is emitted is kept before anything further is read: a program that emits faster than the ledger takes it waits at its
+/// full pipe, and nothing piles up here.
+async fn hear(part: Part, sink: &Sink, reports: &Reports) {
+    let line = match part {
+        Part::Ordinary(bytes) => return sink.take(&bytes),
+        Part::TooLong => return reports.warn(&format!("it is longer than {PROGRAM_LINE_BYTES} bytes")),
+        Part::Line(line) => line,
+    };
+    let heard = match lines::parse(&line) {
+        Ok(Message::Emit { payload }) => {
+            reports.emit(payload).await;
+            Ok(())
+        }
+        Ok(message) => reports.take(message),
+        Err(why) => Err(why),
+    };
+    if let Err(why) = heard {
+        reports.warn(&why);
+        sink.take(&[&line[..], b"\n"].concat());
+    }
+}
+
+/// `None` at the end.
+async fn read_some(stream: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> Option<usize> {
+    match stream.read(buffer).await {
+        Ok(0) | Err(_) => None,
+        Ok(length) => Some(length),
     }
 }
 

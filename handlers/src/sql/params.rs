@@ -74,10 +74,28 @@ impl<'a> Values<'a> {
             }
             ShardSlice::List { items } => {
                 all.push(("items", SqlArg::Text(Value::from(items.clone()).to_string())));
+                all.extend([("item_part", SqlArg::Int(0)), ("item_parts", SqlArg::Int(1))]);
                 if let [only] = items.as_slice() {
                     all.push(("item", SqlArg::Text(only.clone())));
                 }
             }
+            ShardSlice::Part { item, part, parts } => {
+                all.push(("items", SqlArg::Text(Value::from(vec![item.clone()]).to_string())));
+                all.push(("item", SqlArg::Text(item.clone())));
+                all.extend([("item_part", SqlArg::Int((*part).into())), ("item_parts", SqlArg::Int((*parts).into()))]);
+            }
+            ShardSlice::Slots { from, to } => {
+                all.extend([("slot_from", SqlArg::Int((*from).into())), ("slot_to", SqlArg::Int((*to).into()))]);
+            }
+            ShardSlice::Keys { from, before } => {
+                all.push(("key_from", SqlArg::Text(from.clone())));
+                all.push(("key_before", before.clone().map_or(SqlArg::Null, SqlArg::Text)));
+            }
+            ShardSlice::Worker { worker } => {
+                all.push(("worker", SqlArg::Text(worker.name.clone())));
+            }
+            // A job with these has no sql handler: its specification is refused.
+            ShardSlice::File { .. } | ShardSlice::Map { .. } | ShardSlice::Task { .. } | ShardSlice::Reduce { .. } => {}
         }
         all
     }
@@ -155,6 +173,19 @@ mod tests {
         assert!(bind(&list, "SELECT :item").is_err(), "two items are not one");
         let single = TestContext::new(ShardSlice::List { items: vec!["EWR".into()] });
         assert_eq!(bind(&single, "SELECT :item").unwrap(), [text("EWR")]);
+        let part = TestContext::new(ShardSlice::Part { item: "AA".into(), part: 2, parts: 7 });
+        let names = "SELECT :item, :items, :item_part, :item_parts";
+        let of_part = [text("AA"), text(r#"["AA"]"#), SqlArg::Int(2), SqlArg::Int(7)];
+        assert_eq!(bind(&part, names).unwrap(), of_part);
+        let whole = [text("EWR"), text(r#"["EWR"]"#), SqlArg::Int(0), SqlArg::Int(1)];
+        assert_eq!(bind(&single, names).unwrap(), whole);
+        let slots = TestContext::new(ShardSlice::Slots { from: 0, to: 63 });
+        assert_eq!(bind(&slots, "SELECT :slot_from, :slot_to").unwrap(), [SqlArg::Int(0), SqlArg::Int(63)]);
+        let keys = |before: Option<&str>| {
+            TestContext::new(ShardSlice::Keys { from: "a".into(), before: before.map(Into::into) })
+        };
+        assert_eq!(bind(&keys(Some("m")), "SELECT :key_from, :key_before").unwrap(), [text("a"), text("m")]);
+        assert_eq!(bind(&keys(None), "SELECT :key_before").unwrap(), [SqlArg::Null]);
     }
 
     #[test]

@@ -178,7 +178,7 @@ impl SqlHandler {
             // For the wait after a failure, and this is none.
             seed: 0,
         });
-        Ok(SqlStep { attempt: context.attempt, statements, advance, finish })
+        Ok(SqlStep { attempt: context.attempt, statements, advance, finish, rows_elsewhere: 0 })
     }
 
     /// Sees a step through, over lost answers, an absent ledger and deadlocks.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod server;
+
 use shardcron_domain::invariants;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::shard::{self, Checkpoint, Effect, Event, ReclaimReason, Rejection, Shard};
@@ -68,7 +70,7 @@ impl OneShard {
 impl Inner {
     fn apply(&mut self, event: &Event) -> std::result::Result<Option<Effect>, Rejection> {
         let (next, effect) = shard::apply(&self.shard, event, &RetryPolicy::default(), 1)?;
-        invariants::check_shard_step(&self.shard, &next).unwrap();
+        invariants::check_event(&self.shard, event, &next).unwrap();
         self.shard = next;
         Ok(effect)
     }
