@@ -1,5 +1,6 @@
 //! What the shards of an execution share, read from the ledger once per process.
 
+use moka::policy::EvictionPolicy;
 use shardcron_domain::ExecutionId;
 use shardcron_store::{ExecutionHead, Ledger, StoreError};
 use std::sync::Arc;
@@ -16,7 +17,10 @@ pub(crate) struct Heads {
 
 impl Heads {
     pub(crate) fn new(ledger: Arc<dyn Ledger>) -> Self {
-        Heads { ledger, cache: moka::future::Cache::new(HEADS) }
+        // By age: heads are read some moments before they are used, and hardly ever again. By frequency, as is usual, a full cache would
+        // not take in what has never been asked for.
+        let cache = moka::future::Cache::builder().max_capacity(HEADS).eviction_policy(EvictionPolicy::lru()).build();
+        Heads { ledger, cache }
     }
 
     /// Reads what is not known yet of these in one statement, for [`Heads::get`] to find. Only an accelerator: what goes wrong here

@@ -39,6 +39,12 @@ impl Term {
     pub(crate) fn trusted(&self, mono_ms: i64) -> bool {
         mono_ms < self.trusted_until.load(Ordering::Acquire)
     }
+
+    /// Nobody may act on it any more, whatever was left of its window. Before the lease is given up, or another leader may take it
+    /// while somebody here still acts: the actors hear of a term's end later than it ends.
+    fn end(&self) {
+        self.trusted_until.store(i64::MIN, Ordering::Release);
+    }
 }
 
 /// What the actors are told.
@@ -73,10 +79,8 @@ impl LeaseTask {
             match self.try_to_lead().await {
                 Ok(Some(term)) => {
                     backoff = self.ports.backoff();
-                    let trusted_until = term.trusted_until.clone();
-                    let why = self.lead(term).await;
-                    // Whoever still has the term must not act on what was left of its window: the lease may be released next (L2).
-                    trusted_until.store(i64::MIN, Ordering::Release);
+                    let why = self.lead(&term).await;
+                    term.end();
                     self.stand_by(why, None);
                 }
                 Ok(None) => {
@@ -155,7 +159,7 @@ impl LeaseTask {
     }
 
     /// Leads until something ends it; returns what.
-    async fn lead(&mut self, term: Term) -> String {
+    async fn lead(&mut self, term: &Term) -> String {
         tracing::info!(epoch = term.epoch.0, "leading");
         telemetry::leader(Some(term.epoch.0));
         self.leading.send_replace(Leading(Some(term.clone())));
@@ -185,6 +189,7 @@ impl LeaseTask {
                 Err(e) if self.ports.clock.mono_ms() - ledger_heard_ms >= self.ttl.as_millis() as i64 * 2 / 3 => {
                     // The actors stop acting on this term when they are told of it, so before the lease is given away.
                     self.leading.send_replace(Leading(None));
+                    term.end();
                     self.release().await;
                     return format!("the ledger does not answer, and may answer to another scheduler: {e}");
                 }

@@ -17,6 +17,8 @@ pub mod modes;
 pub mod ports;
 pub mod scheduler;
 mod telemetry;
+pub mod trace;
+mod traced;
 pub mod worker;
 
 pub use clock::{Clock, SystemClock};
@@ -25,4 +27,5 @@ pub use io::Io;
 pub use leadership::LeaderState;
 pub use ports::Ports;
 pub use scheduler::{RetentionOptions, Scheduler, SchedulerOptions, SchedulerStatus};
+pub use trace::{Trace, TraceFile, TraceSink};
 pub use worker::{TierOptions, Worker, WorkerEnd, WorkerOptions, WorkerStatus};

@@ -5,6 +5,7 @@ use crate::entropy::Entropy;
 use crate::io::Io;
 use crate::ledger_time::LedgerTime;
 use crate::modes::Modes;
+use crate::trace::Trace;
 use shardcron_broker::Broker;
 use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, Presence};
 use std::future::Future;
@@ -31,6 +32,8 @@ pub struct Ports {
     pub entropy: Arc<dyn Entropy>,
     /// The degraded modes that this process is in.
     pub modes: Modes,
+    /// What is said of all this, to whom; off but for tests.
+    pub trace: Trace,
     /// Where I/O runs.
     pub io: Io,
     /// Where users' own code runs. What blocks there keeps no heartbeat and no connection waiting.

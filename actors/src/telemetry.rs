@@ -63,6 +63,10 @@ pub(crate) fn tier_counts(tier: &str, waiting: u64, running: u64) {
     gauge!(names::SHARDS_RUNNING, names::LABEL_TIER => tier.to_owned()).set(running as f64);
 }
 
+pub(crate) fn cache(cache: &str, outcome: &'static str) {
+    counter!(names::CACHE, names::LABEL_CACHE => cache.to_owned(), names::LABEL_OUTCOME => outcome).increment(1);
+}
+
 pub(crate) fn ledger_away(away: bool) {
     gauge!(names::LEDGER_AWAY).set(if away { 1.0 } else { 0.0 });
 }

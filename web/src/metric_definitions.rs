@@ -76,6 +76,7 @@ pub fn describe() {
         "ends of attempts that the ledger took, by outcome and tier"
     );
     describe_counter!(names::REPUBLISHED, Unit::Count, "shards handed out again because the transport had lost them");
+    describe_counter!(names::CACHE, Unit::Count, "questions to the caches of handlers, by cache and outcome");
     describe_gauge!(names::LEDGER_AWAY, Unit::Count, "1 while this worker holds results because the ledger is away");
     describe_counter!(names::RETRIES, Unit::Count, "attempts after the first that were handed out, by tier");
     describe_counter!(
@@ -89,6 +90,10 @@ pub fn describe() {
     describe_histogram!(names::GROUP_COMMIT_SECONDS, Unit::Seconds, "how long a group commit took, by lane");
     describe_histogram!(names::ATTEMPT_SECONDS, Unit::Seconds, "how long an attempt ran, by tier and outcome");
     describe_gauge!(names::PUBLISH_WINDOW, Unit::Count, "messages that may stand in a tier's queue now");
+    describe_counter!(names::PROGRAM_COUNTER, Unit::Count, "what programs of exec handlers count, by job and name");
+    describe_gauge!(names::PROGRAM_GAUGE, Unit::Count, "what programs of exec handlers measure, by job and name");
+    describe_counter!(names::HTTP_CALLBACKS, Unit::Count, "callbacks of services, by outcome: taken or refused");
+    describe_counter!(names::HTTP_REQUESTS, Unit::Count, "requests of http handlers, by outcome");
     describe_gauge!(names::LEADER, Unit::Count, "1 while this process leads");
     describe_gauge!(names::EPOCH, Unit::Count, "the latest epoch that this process knows");
     describe_gauge!(names::WORKER_RUNNING, Unit::Count, "attempts that this worker runs now, by tier");

@@ -1,6 +1,7 @@
 //! The routes, and what every request and every answer passes through.
 
 use crate::access::{Access, Verdict};
+use crate::callbacks;
 use crate::server::WebOptions;
 use crate::state::WebState;
 use crate::views::{HealthView, JobsView, PendingView, WorkersView};
@@ -8,7 +9,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Serialize;
 use serde_json::json;
@@ -51,6 +52,8 @@ pub(crate) fn router(shared: Shared) -> Router {
         .route("/workers", get(workers))
         .route("/jobs", get(jobs))
         .route("/jobs/pending", get(pending))
+        .route("/callbacks/{token}", post(callbacks::answer))
+        .route("/callbacks/{token}/{kind}", post(callbacks::other))
         .fallback(async || {
             refusal(StatusCode::NOT_FOUND, "there is nothing under this path; GET / lists what there is")
         })
@@ -77,6 +80,15 @@ async fn guard(State(shared): State<Shared>, request: Request, next: Next) -> Re
 
 fn admit(shared: &Shared, request: &Request) -> Result<(), Box<Response>> {
     let refuse = |status, sentence: &str| Err(Box::new(refusal(status, sentence)));
+    if request.uri().path_and_query().is_some_and(|path| path.as_str().len() > URI_BYTES_MAX) {
+        return refuse(StatusCode::URI_TOO_LONG, "the path is longer than anything that this server has");
+    }
+    if request.uri().path().starts_with(callbacks::BEGINNING) {
+        if *request.method() != Method::POST {
+            return not_possible("an answer is brought by POST", "POST");
+        }
+        return Ok(());
+    }
     let verdict = shared.access.judge(request.headers());
     let open = OPEN.contains(&request.uri().path());
     match verdict {
@@ -97,17 +109,18 @@ fn admit(shared: &Shared, request: &Request) -> Result<(), Box<Response>> {
         Verdict::NoToken | Verdict::Allowed => {}
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut refused = refusal(StatusCode::METHOD_NOT_ALLOWED, "this server only shows things; use GET or HEAD");
-        refused.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return Err(Box::new(refused));
-    }
-    if request.uri().path_and_query().is_some_and(|path| path.as_str().len() > URI_BYTES_MAX) {
-        return refuse(StatusCode::URI_TOO_LONG, "the path is longer than anything that this server has");
+        return not_possible("this server only shows things; use GET or HEAD", "GET, HEAD");
     }
     if body_too_large(request.headers()) {
         return refuse(StatusCode::PAYLOAD_TOO_LARGE, "a GET request needs no body");
     }
     Ok(())
+}
+
+fn not_possible(sentence: &str, allowed: &'static str) -> Result<(), Box<Response>> {
+    let mut refused = refusal(StatusCode::METHOD_NOT_ALLOWED, sentence);
+    refused.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
+    Err(Box::new(refused))
 }
 
 fn body_too_large(headers: &HeaderMap) -> bool {
@@ -117,7 +130,7 @@ fn body_too_large(headers: &HeaderMap) -> bool {
     long || headers.contains_key(header::TRANSFER_ENCODING)
 }
 
-fn refusal(status: StatusCode, sentence: &str) -> Response {
+pub(crate) fn refusal(status: StatusCode, sentence: &str) -> Response {
     (status, Json(json!({ "error": sentence }))).into_response()
 }
 

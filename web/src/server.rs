@@ -1,6 +1,7 @@
 //! Starting and ending the server.
 
 use crate::access::Access;
+use crate::callbacks::CallbackDesk;
 use crate::listener::Bounded;
 use crate::routes::{self, Shared};
 use crate::state::WebState;
@@ -28,6 +29,8 @@ pub struct WebOptions {
     pub answer_within: Duration,
     /// The process's metrics.
     pub metrics: Option<PrometheusHandle>,
+    /// Who takes what services bring, in a process that runs handlers.
+    pub callbacks: Option<Arc<dyn CallbackDesk>>,
 }
 
 impl WebOptions {
@@ -40,6 +43,7 @@ impl WebOptions {
             lost_after: Duration::from_secs(15),
             answer_within: Duration::from_secs(5),
             metrics: None,
+            callbacks: None,
         }
     }
 }

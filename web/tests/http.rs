@@ -9,8 +9,8 @@ use shardcron_domain::modes::Mode;
 use shardcron_domain::{ExecutionId, Incarnation, JobId};
 use shardcron_store::{ActiveExecution, JobRecord, Overview, SeenWorker, StoreError, TierOverview, WorkerBeat};
 use shardcron_web::{
-    Degraded, Dependency, Health, Leader, Pending, PendingExecution, WebError, WebHandle, WebOptions, WebState,
-    build_recorder, serve,
+    CallbackDesk, Degraded, Dependency, Health, Leader, Pending, PendingExecution, WebError, WebHandle, WebOptions,
+    WebState, build_recorder, serve,
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -84,14 +84,18 @@ impl Answer {
 
 impl Server {
     fn start(token: Option<&str>, metrics: Option<PrometheusHandle>) -> Self {
+        Self::with(|options| {
+            options.token = token.map(str::to_owned);
+            options.metrics = metrics;
+        })
+    }
+
+    fn with(change: impl FnOnce(&mut WebOptions)) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let told = Arc::new(Told::default());
-        let options = WebOptions {
-            token: token.map(str::to_owned),
-            metrics,
-            answer_within: Duration::from_millis(200),
-            ..WebOptions::new("127.0.0.1:0".parse().unwrap())
-        };
+        let mut options = WebOptions::new("127.0.0.1:0".parse().unwrap());
+        options.answer_within = Duration::from_millis(200);
+        change(&mut options);
         let handle = runtime.block_on(serve(options, told.clone())).unwrap();
         Server { runtime, handle, told }
     }
@@ -277,6 +281,7 @@ fn workers_by_their_state() {
             running: 3,
             draining,
             progress: Vec::new(),
+            hot_keys: Vec::new(),
             modes: vec![],
         },
         age_ms,
@@ -382,4 +387,61 @@ fn the_recorder_is_installed_once_and_kept_small() {
     );
     let again = shardcron_web::install_metrics(runtime.handle()).unwrap_err();
     assert!(matches!(again, WebError::Metrics(_)), "{again}");
+}
+
+/// Who waits for one answer, under one address.
+#[derive(Default)]
+struct Waits(Mutex<Vec<(String, Vec<u8>)>>);
+
+impl CallbackDesk for Waits {
+    fn admit(&self, token: &str) -> Result<usize, (u16, String)> {
+        if token == "good" { Ok(10) } else { Err((410, "nobody waits here".into())) }
+    }
+
+    fn take(&self, _: &str, kind: &str, body: &[u8]) -> (u16, String) {
+        self.0.lock().unwrap().push((kind.to_owned(), body.to_vec()));
+        (202, "taken".into())
+    }
+}
+
+#[test]
+fn callbacks_pass_by_their_address_alone_and_nothing_else_is_taken_in() {
+    let desk = Arc::new(Waits::default());
+    let server = Server::with(|options| {
+        options.token = Some(TOKEN.into());
+        options.callbacks = Some(desk.clone());
+    });
+    let post = |path: &str, body: &str| {
+        let address = server.handle.local_addr();
+        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+        let mut response = agent
+            .post(format!("http://{address}{path}"))
+            .header("host", "worker.example")
+            .send(body)
+            .unwrap_or_else(|e| panic!("{path}: {e}"));
+        (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+    };
+    // Neither the server's token nor a loopback name is needed.
+    assert_eq!(post("/callbacks/good", "1234567890").0, 202);
+    assert_eq!(post("/callbacks/good/fail", "{}").0, 202);
+    let (status, body) = post("/callbacks/old", "x");
+    assert!(status == 410 && body.contains("nobody waits here"), "{status} {body}");
+    let (status, body) = post("/callbacks/good", "12345678901");
+    assert!(status == 413 && body.contains("10 bytes"), "{status} {body}");
+    for path in ["/callbacks/", "/callbacks/good/fail/more"] {
+        assert_eq!(post(path, "").0, 404, "{path}");
+    }
+    assert_eq!((post("/workers", "").0, post("/healthz", "").0), (401, 405), "and nothing else");
+    let taken = [("".to_owned(), b"1234567890".to_vec()), ("fail".to_owned(), b"{}".to_vec())];
+    assert_eq!(*desk.0.lock().unwrap(), taken);
+    assert_eq!(server.get("/callbacks/good").status, 405);
+}
+
+#[test]
+fn a_process_without_handlers_takes_no_callbacks() {
+    let server = Server::with(|_| {});
+    let address = server.handle.local_addr();
+    let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+    let status = agent.post(format!("http://{address}/callbacks/good")).send("x").unwrap().status().as_u16();
+    assert_eq!(status, 404);
 }

@@ -1,5 +1,6 @@
 //! What a person or a program asks for, as a firing or as a backfill.
 
+use super::intent::once_planned;
 use super::turns::asked_execution;
 use crate::ports::Ports;
 use shardcron_domain::backfill::{self, BackfillRequest};
@@ -47,7 +48,8 @@ pub(super) async fn firing(
     let now_ms = ports.clock.now_ms();
     let nominal_ms = request.at.as_deref().map_or(Ok(now_ms), parse_instant)?;
     let asked = FiringRequest { params: request.params.clone(), shards: request.shards.clone(), note: note(request) };
-    let new = asked_execution(ExecutionId(own_id), spec(record)?, &asked)?;
+    let job = spec(record)?;
+    let new = asked_execution(ExecutionId(own_id), job, &asked)?;
     let action = if nominal_ms > now_ms {
         let waiting = ports.ledger.waiting_count(record.id).await?;
         if waiting as usize >= FUTURE_TRIGGERS {
@@ -58,7 +60,7 @@ pub(super) async fn firing(
         }
         FireAction::Hold { until_ms: nominal_ms, reason: format!("it waits for its instant, {}", rfc3339(nominal_ms)) }
     } else {
-        FireAction::Fire(new)
+        once_planned(job, FireAction::Fire(new), now_ms)
     };
     Ok(FireIntent {
         job: record.id,

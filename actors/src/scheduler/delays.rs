@@ -34,6 +34,15 @@ impl Delayed {
         self.waiting.clear();
     }
 
+    pub(super) fn let_go(&mut self, job: JobId) {
+        self.waiting.remove(&job);
+    }
+
+    /// Whether the ledger is being asked, and may be writing next instants.
+    pub(super) fn asking(&self) -> bool {
+        self.asking
+    }
+
     /// The next few, round and round.
     fn next_few(&mut self) -> Vec<JobId> {
         let after = self.cursor.take();
@@ -57,7 +66,8 @@ pub(super) struct Armed {
 impl TriggerActor {
     pub(super) fn look_at_delayed(&mut self, ctx: &mut Context<Self>) {
         let Some(epoch) = self.epoch() else { return };
-        if self.delayed.asking {
+        // Not beside a reading of the jobs: what that has read of a next instant must not be older than what is written here.
+        if self.delayed.asking || self.loading.reading {
             return;
         }
         let few = self.delayed.next_few();
@@ -109,7 +119,7 @@ impl Handler<Armed> for TriggerActor {
                         self.plan(job, next);
                     }
                 }
-                if any {
+                if any || self.loading.wanted {
                     self.tick(ctx);
                 }
             }

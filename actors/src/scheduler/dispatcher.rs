@@ -11,6 +11,7 @@ use actix::prelude::*;
 use shardcron_broker::{BrokerError, Depth, Way};
 use shardcron_domain::dispatch::{self, Cursor, DrainRate};
 use shardcron_domain::limits::QUEUE_WINDOW_MAX;
+use shardcron_domain::plan::ADDRESSED;
 use shardcron_domain::{Epoch, ExecutionId};
 use shardcron_store::{ActiveExecution, StoreError};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -116,7 +117,8 @@ impl DispatcherActor {
     }
 
     fn take_in(&mut self, active: &ActiveExecution) {
-        if active.dispatched >= active.shards_total || !self.covers(&active.tier) {
+        if active.dispatched >= active.shards_total || !self.covers(&active.tier) || active.tier.starts_with(ADDRESSED)
+        {
             return;
         }
         let tier = self.tiers.entry(active.tier.clone()).or_default();

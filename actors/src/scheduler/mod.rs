@@ -5,6 +5,9 @@ mod delays;
 mod dispatcher;
 mod external;
 mod intent;
+mod loading;
+mod plan_files;
+mod plans;
 mod retention;
 mod round;
 mod stand_in;
@@ -125,8 +128,12 @@ impl Scheduler {
 
         let actor = dispatcher::DispatcherActor::new(ports.clone(), options.clone(), deposed.clone());
         let dispatcher = stages[0].start(actor);
-        let actor =
-            trigger::TriggerActor::new(ports.clone(), options.scope.clone(), dispatcher.clone(), deposed.clone());
+        let actor = trigger::TriggerActor::new(
+            ports.clone(),
+            (options.scope.clone(), options.lost_after),
+            dispatcher.clone(),
+            deposed.clone(),
+        );
         let trigger = stages[1].start(actor);
         let actor =
             supervisor::SupervisorActor::new(ports.clone(), options.clone(), heads, dispatcher.clone(), deposed);

@@ -15,6 +15,7 @@ use shardcron_domain::{AttemptRef, Epoch, Incarnation};
 use shardcron_store::{Overview, RunningRow, SeenWorker, StoreError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash as _, Hasher as _};
+use std::time::Duration;
 
 /// Running shards that one sweep looks at. More can't run on a fleet that this program is made for.
 const RUNNING_MAX: usize = 100_000;
@@ -33,6 +34,8 @@ pub(super) struct SupervisorActor {
     sweeping: bool,
     blind: bool,
     tiers: BTreeSet<String>,
+    /// A look between two sweeps, at the moment at which somebody may turn out to be lost.
+    look: Option<SpawnHandle>,
 }
 
 impl SupervisorActor {
@@ -55,6 +58,7 @@ impl SupervisorActor {
             sweeping: false,
             blind: false,
             tiers: BTreeSet::new(),
+            look: None,
         }
     }
 
@@ -72,24 +76,29 @@ impl SupervisorActor {
         let work = async move {
             let running = ports.ledger.running(RUNNING_MAX).await?;
             // Nobody owns anything: nobody has to be asked about.
-            let workers = if running.is_empty() { Vec::new() } else { ports.presence.workers().await? };
-            Ok(Snapshot { running, workers, overview: ports.ledger.overview().await? })
+            let addressees = ports.ledger.addressees().await?;
+            let nobody = running.is_empty() && addressees.is_empty();
+            let workers = if nobody { Vec::new() } else { ports.presence.workers().await? };
+            Ok(Snapshot { running, addressees, workers, overview: ports.ledger.overview().await? })
         };
         self.ports.run(work, move |result| tell(me, Swept { epoch, result }));
     }
 
-    fn plan(&mut self, Snapshot { running, workers, .. }: &Snapshot) -> Vec<Reclaim> {
+    /// What to take back, who is gone for whom shards wait, and in how many milliseconds to look again before the next sweep.
+    fn plan(&mut self, Snapshot { running, addressees, workers, .. }: &Snapshot) -> Plan {
         let now = self.ports.clock.mono_ms();
         let lost_after_ms = self.options.lost_after.as_millis() as i64;
-        let owners: BTreeSet<Incarnation> = running.iter().map(|r| r.owner).collect();
+        let owners: BTreeSet<Incarnation> = running.iter().map(|r| r.owner).chain(addressees.iter().copied()).collect();
         let beats: BTreeMap<Incarnation, i64> = workers.iter().map(|w| (w.beat.incarnation, w.age_ms)).collect();
+        let sighted = |owner| beats.get(owner).map_or(Sighting::Absent, |age_ms| Sighting::Beat { age_ms: *age_ms });
         let liveness: BTreeMap<Incarnation, Liveness> = owners
             .iter()
-            .map(|owner| {
-                let sighting = beats.get(owner).map_or(Sighting::Absent, |age_ms| Sighting::Beat { age_ms: *age_ms });
-                (*owner, self.observer.judge(*owner, sighting, lost_after_ms, now))
-            })
+            .map(|owner| (*owner, self.observer.judge(*owner, sighted(owner), lost_after_ms, now)))
             .collect();
+        let again = owners
+            .iter()
+            .filter_map(|owner| self.observer.next_look_ms(*owner, sighted(owner), lost_after_ms, now))
+            .min();
         self.observer.retain(&owners.into_iter().collect::<Vec<_>>());
         let told: BTreeMap<AttemptRef, u64> = workers.iter().flat_map(|w| w.beat.progress.iter().copied()).collect();
         let shards: Vec<RunningShard> = running
@@ -102,7 +111,37 @@ impl SupervisorActor {
                 progress: progress(r, told.get(&r.attempt).copied()),
             })
             .collect();
-        recovery::reconcile(&shards, &liveness, &mut self.seen, now)
+        let lost = |who: &&Incarnation| liveness.get(who) == Some(&Liveness::Lost);
+        let lost = addressees.iter().filter(lost).copied().collect();
+        Plan { reclaim: recovery::reconcile(&shards, &liveness, &mut self.seen, now), lost, again }
+    }
+
+    /// A look before the next sweep, if somebody may be found lost before it. Sweeps alone would find a loss up to two of them late.
+    fn look_again(&mut self, in_ms: Option<i64>, ctx: &mut Context<Self>) {
+        if let Some(earlier) = self.look.take() {
+            ctx.cancel_future(earlier);
+        }
+        let wait = in_ms.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis);
+        if let Some(wait) = wait.filter(|wait| *wait < self.options.sweep_every) {
+            self.look = Some(ctx.run_later(wait, |actor, ctx| actor.sweep(ctx)));
+        }
+    }
+
+    /// Ends the broadcast shards that wait for workers which are gone. Those that run there are taken back first.
+    fn abandon(&self, epoch: Epoch, lost: Vec<Incarnation>) {
+        let (ports, deposed) = (self.ports.clone(), self.deposed.clone());
+        self.ports.io.spawn(async move {
+            for who in lost {
+                match ports.ledger.abandon(epoch, who, ports.ledger_now_ms()).await {
+                    Ok(0) => {}
+                    Ok(shards) => {
+                        tracing::warn!(worker_incarnation = %who, shards, "shards of broadcasts were for a worker that is gone")
+                    }
+                    Err(StoreError::Deposed { .. }) => return deposed.report(epoch),
+                    Err(e) => tracing::debug!(error = %e, "a lost worker's broadcast shards could not be ended yet"),
+                }
+            }
+        });
     }
 
     fn reclaim(&self, epoch: Epoch, plan: Vec<Reclaim>) {
@@ -123,8 +162,19 @@ impl SupervisorActor {
     }
 }
 
+/// What a sweep found.
+struct Plan {
+    reclaim: Vec<Reclaim>,
+    /// Workers that are gone, and that shards of broadcasts wait for.
+    lost: Vec<Incarnation>,
+    /// Milliseconds until somebody may turn out to be lost.
+    again: Option<i64>,
+}
+
 struct Snapshot {
     running: Vec<RunningRow>,
+    /// Workers for which shards of broadcasts wait.
+    addressees: Vec<Incarnation>,
     workers: Vec<SeenWorker>,
     overview: Overview,
 }
@@ -201,7 +251,7 @@ struct Swept {
 impl Handler<Swept> for SupervisorActor {
     type Result = ();
 
-    fn handle(&mut self, Swept { epoch, result }: Swept, _: &mut Self::Context) {
+    fn handle(&mut self, Swept { epoch, result }: Swept, ctx: &mut Self::Context) {
         if self.term.as_ref().map(|t| t.epoch) != Some(epoch) {
             return;
         }
@@ -220,9 +270,16 @@ impl Handler<Swept> for SupervisorActor {
             tracing::info!("the supervisor sees again");
         }
         self.show(&snapshot.overview);
-        let plan = self.plan(&snapshot);
-        if !plan.is_empty() && self.may_act() == Some(epoch) {
+        let Plan { reclaim: plan, lost, again } = self.plan(&snapshot);
+        self.look_again(again, ctx);
+        if self.may_act() != Some(epoch) {
+            return;
+        }
+        if !plan.is_empty() {
             self.reclaim(epoch, plan);
+        }
+        if !lost.is_empty() {
+            self.abandon(epoch, lost);
         }
     }
 }

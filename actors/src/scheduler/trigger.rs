@@ -3,8 +3,9 @@
 
 use super::delays::{self, Delayed};
 use super::dispatcher::DispatcherActor;
-use super::intent::{Ready, account, announce, scheduled_intent, with_owed};
-use super::stand_in::{LastFired, StandIn};
+use super::intent::{Ready, account, announce, scheduled_intent};
+use super::loading::Loading;
+use super::stand_in::StandIn;
 use super::{Deposed, TermChanged, external, turns};
 use crate::guardian::Ping;
 use crate::leadership::Term;
@@ -12,15 +13,14 @@ use crate::ports::{Backoff, Ports, tell};
 use actix::prelude::*;
 use shardcron_domain::fallback::Scope;
 use shardcron_domain::firing::{self, DecisionKind, Intent};
-use shardcron_domain::job::JobSpec;
 use shardcron_domain::limits::FIRINGS_PER_WRITE;
-use shardcron_domain::schedule::ExceptionPool;
 use shardcron_domain::wheel::Wheel;
 use shardcron_domain::{Epoch, JobId};
-use shardcron_store::{FireAction, FireIntent, FireOutcome, JobRecord, StoreError};
+use shardcron_store::{FireAction, FireIntent, FireOutcome, StoreError};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -31,12 +31,18 @@ const LOOK_AGAIN_MS: i64 = 1_000;
 
 /// How often a leader that must not act looks whether it may again.
 const IN_DOUBT: Duration = Duration::from_millis(100);
+/// A firing transaction of this length is worth a line, and so is a job that cannot be decided about for as long.
+const SLOW: Duration = Duration::from_secs(1);
+/// At most so often.
+const SAY_EVERY_MS: i64 = 60_000;
 /// When a job whose row somebody held is looked at again.
 const HELD_AGAIN: Duration = Duration::from_millis(200);
 
 /// Holds all schedules and fires them.
 pub(super) struct TriggerActor {
     pub(super) ports: Ports,
+    /// A worker that has not beaten for this long is not broadcast to.
+    lost_after: Duration,
     dispatcher: Addr<DispatcherActor>,
     pub(super) deposed: Deposed,
     term: Option<Term>,
@@ -45,17 +51,17 @@ pub(super) struct TriggerActor {
     /// Ends the rounds of the term over what waits and what follows.
     turns: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
     pub(super) jobs: HashMap<JobId, Ready>,
-    revision: Option<i64>,
-    wheel: Wheel,
-    stand_in: StandIn,
+    pub(super) loading: Loading,
+    pub(super) wheel: Wheel,
+    pub(super) stand_in: StandIn,
     /// Jobs with a fixed delay whose last execution has not ended, as far as is known.
     pub(super) delayed: Delayed,
     /// Looked at and not yet written, oldest first.
     queue: VecDeque<Queued>,
     writing: bool,
-    loading: bool,
-    /// A change that was seen while a write was under way.
-    reload: bool,
+    /// When it was last said that somebody holds jobs, and that the ledger is slow.
+    held_said: Option<i64>,
+    slow_said: Option<i64>,
     backoff: Option<Backoff>,
     timer: Option<SpawnHandle>,
     finish: Option<oneshot::Sender<()>>,
@@ -68,23 +74,29 @@ struct Queued {
 }
 
 impl TriggerActor {
-    pub(super) fn new(ports: Ports, scope: Option<Scope>, dispatcher: Addr<DispatcherActor>, deposed: Deposed) -> Self {
+    pub(super) fn new(
+        ports: Ports,
+        (scope, lost_after): (Option<Scope>, Duration),
+        dispatcher: Addr<DispatcherActor>,
+        deposed: Deposed,
+    ) -> Self {
         TriggerActor {
             ports,
+            lost_after,
             dispatcher,
             deposed,
             term: None,
             pump: None,
             turns: None,
             jobs: HashMap::new(),
-            revision: None,
+            loading: Loading::default(),
             wheel: Wheel::default(),
             stand_in: StandIn::new(scope),
             delayed: Delayed::default(),
             queue: VecDeque::new(),
             writing: false,
-            loading: false,
-            reload: false,
+            held_said: None,
+            slow_said: None,
             backoff: None,
             timer: None,
             finish: None,
@@ -95,24 +107,9 @@ impl TriggerActor {
         self.term.as_ref().map(|t| t.epoch)
     }
 
-    fn load(&mut self, ctx: &mut Context<Self>) {
-        let Some(epoch) = self.epoch() else { return };
-        if self.loading {
-            return;
-        }
-        if self.writing || !self.queue.is_empty() {
-            self.reload = true;
-            return;
-        }
-        (self.loading, self.reload) = (true, false);
-        let (ledger, me) = (self.ports.ledger.clone(), ctx.address());
-        let look_back = self.stand_in.look_back(ledger.clone(), self.ports.clock.now_ms());
-        let work = async move {
-            // The revision first: a change between the two reads is seen again by the next poll.
-            let revision = ledger.jobs_revision().await?;
-            Ok((revision, ledger.jobs().await?, look_back.await?))
-        };
-        self.ports.run(work, move |result| tell(me, Loaded { epoch, result }));
+    /// Something is on its way to the ledger, or about to be.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing || !self.queue.is_empty()
     }
 
     /// Looks at what is due, queues it, and writes the next batch.
@@ -130,14 +127,17 @@ impl TriggerActor {
             return;
         }
         let now = self.ports.clock.now_ms();
-        if self.queue.is_empty() && !self.writing && !self.loading {
+        if !self.is_writing() && !self.loading.reading {
             for (job, _) in self.wheel.take_due(now, FIRINGS_PER_WRITE) {
                 self.look(job, now);
             }
         }
         self.write(ctx);
+        if self.loading.wanted {
+            self.load(ctx);
+        }
         let wait = self.wheel.next_ms().map_or(LOOK_AGAIN_MS, |next| (next - now).clamp(0, LOOK_AGAIN_MS));
-        if !self.writing && !self.loading {
+        if !self.writing && !self.loading.reading {
             let wait = Duration::from_millis(wait.unsigned_abs());
             self.timer = Some(ctx.run_later(wait, |actor, ctx| actor.tick(ctx)));
         }
@@ -159,11 +159,11 @@ impl TriggerActor {
     fn look(&mut self, id: JobId, now_ms: i64) {
         let Some(ready) = self.jobs.get(&id) else { return };
         let Some(next_fire_ms) = ready.next_ms else { return };
-        let looked = match (&ready.spec, &ready.schedule) {
+        let looked = match (&ready.recipe, &ready.schedule) {
             (Err(fault), _) => Err(fault.clone()),
             (Ok(_), None) => return,
-            (Ok(spec), Some(schedule)) => {
-                firing::due(schedule, &spec.misfire, next_fire_ms, now_ms).map_err(|e| e.to_string())
+            (Ok(recipe), Some(schedule)) => {
+                firing::due(schedule, &recipe.misfire, next_fire_ms, now_ms).map_err(|e| e.to_string())
             }
         };
         match looked {
@@ -205,10 +205,11 @@ impl TriggerActor {
         let (ledger, clock, me) = (self.ports.ledger.clone(), self.ports.clock.clone(), ctx.address());
         let span = tracing::info_span!("fire", epoch = epoch.0, firings = batch.len());
         let work = async move {
+            let began = Instant::now();
             let result = ledger.fire(epoch, &batch, clock.now_ms()).await;
-            (batch, result)
+            Written { epoch, batch, result, took: began.elapsed() }
         };
-        self.ports.run(work.instrument(span), move |(batch, result)| tell(me, Written { epoch, batch, result }));
+        self.ports.run(work.instrument(span), move |written| tell(me, written));
     }
 
     fn written(&mut self, batch: &[FireIntent], outcomes: Vec<FireOutcome>, ctx: &mut Context<Self>) {
@@ -216,7 +217,7 @@ impl TriggerActor {
         let now = self.ports.clock.now_ms();
         for (intent, outcome) in batch.iter().zip(outcomes) {
             if matches!(outcome, FireOutcome::Stale) {
-                self.reload = true;
+                self.loading.stale(intent.job);
                 continue;
             }
             if matches!(outcome, FireOutcome::Busy) {
@@ -228,7 +229,7 @@ impl TriggerActor {
                 self.plan(intent.job, next);
             }
             let ready = self.jobs.get(&intent.job);
-            let name = ready.map_or("", |r| r.name.as_str());
+            let name = ready.map_or("", |r| &*r.name);
             let due_ms = ready.and_then(|r| r.schedule.as_ref()?.due_at(intent.nominal_ms).ok());
             account(name, intent, &outcome, now - due_ms.unwrap_or(intent.nominal_ms));
             if let (FireOutcome::Fired(_), FireAction::Fire(new)) = (&outcome, &intent.action) {
@@ -244,9 +245,23 @@ impl TriggerActor {
     /// Jobs whose rows somebody holds are looked at again from their first instant that was not decided; what was queued behind it
     /// is made again then, so that no later instant passes it.
     fn look_later(&mut self, held: HashMap<JobId, i64>, ctx: &mut Context<Self>) {
-        tracing::debug!(jobs = held.len(), "some jobs are held by another transaction; their firings will be late");
         self.queue.retain(|queued| !held.contains_key(&queued.intent.job));
         let epoch = self.epoch();
+        let now_ms = self.ports.clock.now_ms();
+        if let Some((job, nominal_ms)) = held.iter().min_by_key(|(_, nominal_ms)| **nominal_ms)
+            && now_ms - nominal_ms > SLOW.as_millis() as i64
+            && self.held_said.is_none_or(|said| now_ms - said > SAY_EVERY_MS)
+        {
+            let job = self.jobs.get(job).map_or("", |ready| &*ready.name);
+            let late_ms = now_ms - nominal_ms;
+            tracing::warn!(
+                job,
+                jobs = held.len(),
+                late_ms,
+                "another transaction holds the rows of some jobs; they fire when it ends"
+            );
+            self.held_said = Some(now_ms);
+        }
         ctx.run_later(HELD_AGAIN, move |actor, ctx| {
             // A new term, or jobs that were loaded anew, have their instants from the ledger.
             if actor.epoch() == epoch {
@@ -279,6 +294,7 @@ impl TriggerActor {
         let stop = CancellationToken::new();
         let turns = turns::Turns {
             scope: self.stand_in.scope().cloned(),
+            lost_after: self.lost_after,
             ports: self.ports.clone(),
             dispatcher: self.dispatcher.clone(),
             deposed: self.deposed.clone(),
@@ -294,13 +310,7 @@ impl Actor for TriggerActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(1_024);
-        ctx.run_interval(REVISION_EVERY, |actor, ctx| {
-            let Some(epoch) = actor.epoch() else { return };
-            let (ledger, me) = (actor.ports.ledger.clone(), ctx.address());
-            actor
-                .ports
-                .run(async move { ledger.jobs_revision().await }, move |result| tell(me, Revision { epoch, result }));
-        });
+        ctx.run_interval(REVISION_EVERY, |actor, ctx| actor.look_for_changes(ctx));
         ctx.run_interval(delays::LOOK_EVERY, |actor, ctx| actor.look_at_delayed(ctx));
     }
 }
@@ -318,12 +328,10 @@ impl Handler<TermChanged> for TriggerActor {
             stop.cancel();
         }
         self.term = leading.0;
-        self.jobs.clear();
+        self.forget_jobs();
         self.queue.clear();
-        self.wheel = Wheel::default();
         self.delayed = Delayed::default();
-        self.revision = None;
-        (self.writing, self.loading, self.reload, self.backoff) = (false, false, false, None);
+        (self.writing, self.backoff) = (false, None);
         if self.term.is_some() && self.finish.is_none() {
             self.load(ctx);
             self.start_pump();
@@ -334,111 +342,17 @@ impl Handler<TermChanged> for TriggerActor {
 
 #[derive(Message)]
 #[rtype(result = "()")]
-struct Revision {
-    epoch: Epoch,
-    result: Result<i64, StoreError>,
-}
-
-impl Handler<Revision> for TriggerActor {
-    type Result = ();
-
-    fn handle(&mut self, Revision { epoch, result }: Revision, ctx: &mut Self::Context) {
-        if self.epoch() != Some(epoch) {
-            return;
-        }
-        match result {
-            Ok(revision) if self.revision != Some(revision) => self.load(ctx),
-            Ok(_) => {}
-            Err(e) => tracing::debug!(error = %e, "the jobs' revision could not be read"),
-        }
-    }
-}
-
-#[derive(Message)]
-#[rtype(result = "()")]
-struct Loaded {
-    epoch: Epoch,
-    result: Result<(i64, Vec<JobRecord>, LastFired), StoreError>,
-}
-
-impl Handler<Loaded> for TriggerActor {
-    type Result = ();
-
-    fn handle(&mut self, Loaded { epoch, result }: Loaded, ctx: &mut Self::Context) {
-        if self.epoch() != Some(epoch) {
-            return;
-        }
-        self.loading = false;
-        match result {
-            Ok((revision, records, last_fired)) => {
-                self.backoff = None;
-                self.revision = Some(revision);
-                self.jobs.clear();
-                self.wheel = Wheel::default();
-                self.delayed.clear();
-                let mut pool = ExceptionPool::default();
-                for record in records {
-                    if let Some(last) = last_fired.get(&record.name) {
-                        self.stand_in.fired(record.id, *last);
-                    }
-                    self.take_in(record, &mut pool);
-                }
-                self.look_at_delayed(ctx);
-                tracing::debug!(jobs = self.jobs.len(), scheduled = self.wheel.len(), "jobs loaded");
-                self.tick(ctx);
-            }
-            Err(e) => {
-                if self.backoff.is_none() {
-                    tracing::warn!(error = %e, "the jobs could not be loaded; trying until it works");
-                }
-                let wait = self.backoff.get_or_insert_with(|| self.ports.backoff()).next();
-                ctx.run_later(wait, |actor, ctx| actor.load(ctx));
-            }
-        }
-    }
-}
-
-impl TriggerActor {
-    fn take_in(&mut self, record: JobRecord, pool: &mut ExceptionPool) {
-        // A stand-in leaves other tiers' instants undecided, and those of a job of no known tier: the next scheduler decides them.
-        let tier = record.spec.as_ref().ok().map(|spec| spec.tier.as_str());
-        if !self.stand_in.is_scheduler() && !tier.is_some_and(|tier| self.stand_in.covers(tier)) {
-            return;
-        }
-        let JobRecord { id, name, version, next_fire_ms, .. } = record;
-        let read = record.spec.and_then(|spec| {
-            let schedule = with_owed(&spec, &record.owed).map_err(|e| e.to_string())?;
-            Ok((spec, schedule))
-        });
-        // One job that can't be used must not stop the others (case M-06). It stays on the wheel: its instant gets a decision.
-        let (spec, schedule) = match read {
-            Ok((spec, schedule)) => (Ok(JobSpec { schedule: None, ..spec }), schedule),
-            Err(fault) => {
-                tracing::error!(job = %name, fault = %fault, "this job can't be used and will not fire by itself; apply it again");
-                (Err(fault), None)
-            }
-        };
-        let schedule = schedule.map(|mut schedule| {
-            schedule.share(pool);
-            schedule
-        });
-        self.jobs.insert(id, Ready { id, name, version, spec, schedule, next_ms: None });
-        self.plan(id, next_fire_ms);
-    }
-}
-
-#[derive(Message)]
-#[rtype(result = "()")]
 struct Written {
     epoch: Epoch,
     batch: Vec<FireIntent>,
     result: Result<Vec<FireOutcome>, StoreError>,
+    took: Duration,
 }
 
 impl Handler<Written> for TriggerActor {
     type Result = ();
 
-    fn handle(&mut self, Written { epoch, batch, result }: Written, ctx: &mut Self::Context) {
+    fn handle(&mut self, Written { epoch, batch, result, took }: Written, ctx: &mut Self::Context) {
         if self.epoch() != Some(epoch) {
             // The term ended meanwhile. What was written stands; what was not, the next leader finds by the jobs' next instants.
             if let Some(done) = self.finish.take() {
@@ -452,6 +366,7 @@ impl Handler<Written> for TriggerActor {
                 if self.backoff.take().is_some() {
                     tracing::info!("the ledger takes firings again");
                 }
+                self.watch_pace(batch.len(), took);
                 self.written(&batch, outcomes, ctx);
             }
             Err(StoreError::Deposed { .. }) => {
@@ -472,15 +387,31 @@ impl Handler<Written> for TriggerActor {
             let _ = done.send(());
             return;
         }
-        if self.reload && self.queue.is_empty() {
+        // In turns with what is due, so that a backlog does not keep changes out, nor many changes the firings.
+        if self.loading.wanted && self.queue.is_empty() {
             self.load(ctx);
-        } else {
+        }
+        if !self.loading.reading {
             self.tick(ctx);
         }
     }
 }
 
 impl TriggerActor {
+    /// Lateness that comes from the database is said to come from there (case M-05).
+    fn watch_pace(&mut self, firings: usize, took: Duration) {
+        let now_ms = self.ports.clock.now_ms();
+        if took > SLOW && self.slow_said.is_none_or(|said| now_ms - said > SAY_EVERY_MS) {
+            let took_ms = took.as_millis() as u64;
+            tracing::warn!(
+                firings,
+                took_ms,
+                "the ledger is slow: one transaction of firings took this long, and what is due waits for it"
+            );
+            self.slow_said = Some(now_ms);
+        }
+    }
+
     fn put_back(&mut self, batch: Vec<FireIntent>) {
         let mut next_of: HashMap<JobId, Option<i64>> = HashMap::new();
         for mut intent in batch.into_iter().rev() {

@@ -3,7 +3,8 @@
 
 use super::Deposed;
 use super::dispatcher::DispatcherActor;
-use super::intent::{account, announce, new_execution};
+use super::intent::{account, announce, new_execution, once_planned};
+use super::plans::{Plans, Progress};
 use crate::leadership::Term;
 use crate::ports::Ports;
 use actix::Addr;
@@ -38,6 +39,7 @@ pub(super) struct Turns {
     pub(super) term: Term,
     /// What a stand-in looks after; `None` for a scheduler. What it leaves waits for one.
     pub(super) scope: Option<Scope>,
+    pub(super) lost_after: Duration,
     pub(super) stop: CancellationToken,
 }
 
@@ -58,6 +60,7 @@ impl Turns {
     /// Looks until it is told to stop. A round that is under way is finished.
     pub(super) async fn run(self) {
         let (mut noted_ms, mut failing) = (i64::MIN, false);
+        let mut plans = Plans::new(self.ports.clone(), self.lost_after);
         loop {
             tokio::select! {
                 biased;
@@ -67,7 +70,7 @@ impl Turns {
             if !self.term.trusted(self.ports.clock.mono_ms()) {
                 continue;
             }
-            match self.round(&mut noted_ms).await {
+            match self.round(&mut noted_ms, &mut plans).await {
                 Ok(()) => failing = false,
                 Err(StoreError::Deposed { .. }) => {
                     self.deposed.report(self.term.epoch);
@@ -87,18 +90,19 @@ impl Turns {
         self.scope.as_ref().is_none_or(|scope| scope.covers(&spec.tier))
     }
 
-    async fn round(&self, noted_ms: &mut i64) -> Result<()> {
+    async fn round(&self, noted_ms: &mut i64, plans: &mut Plans) -> Result<()> {
         let now_ms = self.ports.clock.now_ms();
         if now_ms.saturating_sub(*noted_ms) >= SEEN_EVERY_MS {
             self.ports.ledger.touch_epoch(self.term.epoch, now_ms).await?;
             *noted_ms = now_ms;
         }
-        self.waiting(now_ms).await?;
+        self.waiting(now_ms, plans).await?;
         self.following().await
     }
 
-    async fn waiting(&self, now_ms: i64) -> Result<()> {
+    async fn waiting(&self, now_ms: i64, plans: &mut Plans) -> Result<()> {
         let rows = self.ports.ledger.waiting_heads(now_ms, WAITING_ROWS).await?;
+        plans.retain(&rows);
         let mut jobs = Jobs::new(&self.ports);
         let mut intents = Vec::new();
         for row in &rows {
@@ -114,7 +118,11 @@ impl Turns {
             if held && spec.overlap != OverlapPolicy::Allow {
                 continue;
             }
-            intents.push((record.name.clone(), self.turn_of(row, record, spec)));
+            let intent = self.turn_of(row, record, spec);
+            match plans.look(row, (record, spec), intent.action) {
+                Progress::Ready(action) => intents.push((record.name.clone(), FireIntent { action, ..intent })),
+                Progress::UnderWay => {}
+            }
         }
         self.fire(intents).await
     }
@@ -192,7 +200,7 @@ impl Turns {
         let id = ExecutionId(self.ports.entropy.id());
         let action = match (follow.refused, asked_execution(id, spec, &request)) {
             (Some(reason), _) => FireAction::Record { kind: DecisionKind::SkippedUpstream, reason },
-            (None, Ok(new)) => FireAction::Fire(new),
+            (None, Ok(new)) => once_planned(spec, FireAction::Fire(new), follow.nominal_ms),
             (None, Err(reason)) => FireAction::Record { kind: DecisionKind::InvalidSchedule, reason },
         };
         Ok(FireIntent {

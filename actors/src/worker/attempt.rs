@@ -1,18 +1,21 @@
 //! One attempt, from its claim to its end: find the execution's head, find the handler, run it under its timeout, and say how it
 //! ended. Runs as a task of the I/O runtime; no actor waits for it.
 
+use super::effects::WorkerEffects;
+use super::emits::Emits;
 use super::progress::Ticks;
 use super::{Resolve, Shared};
 use crate::heads::Heads;
 use crate::ports::Ports;
-use async_trait::async_trait;
 use shardcron_domain::job::{HandlerSpec, RetryPolicy};
 use shardcron_domain::limits::{ERROR_BYTES, RESULT_BYTES};
+use shardcron_domain::plan::ShardSlice;
 use shardcron_domain::shard::{Checkpoint, FailureClass};
 use shardcron_domain::units::Span;
 use shardcron_domain::{AttemptRef, Incarnation};
-use shardcron_sdk::{CheckpointError, Effects, ShardContext, ShardError, ShardOutput};
-use shardcron_store::{AttemptOutcome, Ended, ExecutionHead, Ledger, StoreError};
+use shardcron_handlers::effects::{LedgerEffects, RecordedEnd, end_with_records};
+use shardcron_sdk::{ShardContext, ShardError, ShardOutput};
+use shardcron_store::{AttemptOutcome, Ended, ExecutionHead, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -107,49 +110,56 @@ impl End {
     }
 }
 
-struct LedgerEffects {
-    ledger: Arc<dyn Ledger>,
-    owner: Incarnation,
-    attempt: AttemptRef,
-    ticks: Ticks,
-}
-
-#[async_trait]
-impl Effects for LedgerEffects {
-    async fn checkpoint(&self, from: Option<Checkpoint>, to: Checkpoint, rows: u64) -> Result<(), CheckpointError> {
-        match self.ledger.advance(self.owner, self.attempt, from, to, rows).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(rejection)) => Err(CheckpointError::Superseded(rejection)),
-            Err(e) => Err(CheckpointError::Unavailable(e.to_string())),
-        }
-    }
-
-    fn progress(&self) {
-        self.ticks.tick();
-    }
-}
-
 impl Attempt {
     /// Runs it. Never panics, whatever the handler does.
     pub(super) async fn run(self) -> (End, Duration, Option<Leftover>) {
         let started_ms = self.ports.clock.now_ms();
         let began = Instant::now();
-        let ((result, leftover), retry) = match self.head().await {
-            Ok(head) => (self.run_handler(&head, started_ms).await, head.spec.retry),
-            Err(e) => ((Err(e), None), RetryPolicy::default()),
+        let mut emits = None;
+        let ((result, leftover, effects), retry) = match self.head().await {
+            Ok(head) => {
+                let emits = emits.insert(Emits::of(&self.ports, self.owner, self.attempt, &head));
+                (self.run_handler((&head, emits), started_ms).await, head.spec.retry)
+            }
+            Err(e) => ((Err(e), None, None), RetryPolicy::default()),
         };
         let outcome = match result {
             Ok(ShardOutput { committed: true, .. }) => return (End::Committed, began.elapsed(), leftover),
             Ok(output) => success(output),
-            // Told to stop, or believing to be superseded. The ledger refuses a hand-back of what is not this attempt's any more;
-            // what still is must not stay with a worker that has dropped it.
-            Err(e) if e.stopped => AttemptOutcome::HandBack,
-            Err(e) => AttemptOutcome::Failure { class: e.class, message: cut(e.message, ERROR_BYTES) },
+            Err(e) => failure(e),
         };
         let ended_ms = self.ports.clock.now_ms();
-        let ended =
+        let mut ended =
             Ended { attempt: self.attempt, outcome, started_ms, ended_ms, retry, seed: self.ports.entropy.draw() };
-        (End::Record(ended), began.elapsed(), leftover)
+        if let (AttemptOutcome::Success { .. }, Some(emits)) = (&ended.outcome, emits) {
+            match emits.finish(&ended, &self.stop).await {
+                None => {}
+                Some(Ok(())) => return (End::Committed, began.elapsed(), leftover),
+                Some(Err(e)) => ended.outcome = failure(e),
+            }
+        }
+        let end = match effects {
+            Some(effects) if effects.may_have_records() => self.end_records(ended).await,
+            _ => End::Record(ended),
+        };
+        (end, began.elapsed(), leftover)
+    }
+
+    /// The end of a shard whose handler may have left rows of records: they end with it, in one transaction.
+    async fn end_records(&self, ended: Ended) -> End {
+        if !matches!(ended.outcome, AttemptOutcome::Success { .. }) {
+            return End::Record(ended);
+        }
+        let call = || end_with_records(&*self.ports.ledger, self.owner, &ended, || self.ports.ledger_now_ms());
+        let outcome = match super::recorder::until_answered(&self.ports, "ends of shards with records", call).await {
+            RecordedEnd::NoRecords => return End::Record(ended),
+            RecordedEnd::Recorded => return End::Committed,
+            RecordedEnd::Open(message) => {
+                AttemptOutcome::Failure { class: FailureClass::Transient, message: cut(message, ERROR_BYTES) }
+            }
+            RecordedEnd::Refused(_) => AttemptOutcome::HandBack,
+        };
+        End::Record(Ended { outcome, ..ended })
     }
 
     /// Waits for the ledger as long as the worker is not told to stop: the shard is claimed, and failing it would cost a try.
@@ -171,24 +181,60 @@ impl Attempt {
         }
     }
 
+    /// The slice: out of the plan, or what the first shard emitted. A file that has changed since the plan was made is refused
+    /// before any handler sees it.
+    async fn slice(&self, head: &ExecutionHead, emits: &Emits) -> Result<ShardSlice, ShardError> {
+        if head.plan.addressee(self.attempt.index).is_some_and(|worker| worker.incarnation != self.owner) {
+            return Err(ShardError::stopped("this shard is for another worker"));
+        }
+        if let Some(slice) = head.plan.slice(self.attempt.index) {
+            if !matches!(slice, ShardSlice::File { .. }) {
+                return Ok(slice);
+            }
+            let look = tokio::task::spawn_blocking(move || shardcron_sdk::file::check(&slice).map(|()| slice));
+            return look.await.unwrap_or_else(|e| Err(ShardError::transient(format!("the look at the file: {e}"))));
+        }
+        let mut backoff = self.ports.backoff();
+        loop {
+            match emits.slice(&head.plan).await {
+                Ok(slice) => return Ok(slice),
+                Err(e) if !e.is_transient() => return Err(ShardError::permanent(e.to_string())),
+                Err(e) => tracing::debug!(error = %e, "an emitted shard could not be read yet"),
+            }
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return Err(ShardError::stopped("told to stop before it began")),
+                () = tokio::time::sleep(backoff.next()) => {}
+            }
+        }
+    }
+
     async fn run_handler(
         &self,
-        head: &ExecutionHead,
+        (head, emits): (&ExecutionHead, &Arc<Emits>),
         started_ms: i64,
-    ) -> (Result<ShardOutput, ShardError>, Option<Leftover>) {
+    ) -> (Result<ShardOutput, ShardError>, Option<Leftover>, Option<Arc<LedgerEffects>>) {
         let handler = match (self.resolve)(&head.spec.handler) {
             Ok(handler) => handler,
-            Err(e) => return (Err(e), None),
+            Err(e) => return (Err(e), None, None),
         };
-        let Some(slice) = head.plan.slice(self.attempt.index) else {
-            let (index, count) = (self.attempt.index, head.plan.count());
-            return (Err(ShardError::permanent(format!("shard {index} is beyond the plan of {count}"))), None);
+        let slice = match self.slice(head, emits).await {
+            Ok(slice) => slice,
+            Err(e) => return (Err(e), None, None),
         };
+        self.warm(head, &slice).await;
         let timeout = head.spec.timeout.span().map(Span::as_std);
         let stall = head.spec.stall_timeout.map(Span::as_std);
         let ticks = Ticks::default();
+        let outlet = self.shared.outputs.outlet(self.attempt);
         let _watch = stall.map(|_| self.shared.progress.watch(self.attempt, &ticks));
         let stop = self.stop.child_token();
+        let moves = ticks.clone();
+        let effects = Arc::new(LedgerEffects::new(
+            self.ports.ledger.clone(),
+            (self.owner, self.attempt),
+            Box::new(move || moves.tick()),
+        ));
         let context = ShardContext {
             attempt: self.attempt,
             owner: self.owner,
@@ -203,11 +249,11 @@ impl Attempt {
             retry: head.spec.retry,
             deadline: timeout.map(|t| (Instant::now() + t).into_std()),
             stop: stop.clone(),
-            effects: Arc::new(LedgerEffects {
-                ledger: self.ports.ledger.clone(),
-                owner: self.owner,
-                attempt: self.attempt,
-                ticks: ticks.clone(),
+            effects: Arc::new(WorkerEffects {
+                steps: effects.clone(),
+                outlet: outlet.clone(),
+                caches: self.shared.caches.clone(),
+                emits: emits.clone(),
             }),
         };
         let span = tracing::info_span!(
@@ -218,9 +264,30 @@ impl Attempt {
         // Code of users may block the thread that it runs on; nothing else lives there.
         let task = match head.spec.handler {
             HandlerSpec::Rust { .. } => self.ports.handlers.spawn(work),
-            HandlerSpec::Sql { .. } | HandlerSpec::Exec { .. } => self.ports.io.spawn(work),
+            HandlerSpec::Sql { .. } | HandlerSpec::Exec { .. } | HandlerSpec::Http(_) => self.ports.io.spawn(work),
         };
-        self.watch(task, (timeout, stall), &ticks, &stop).await
+        let (result, leftover) = self.watch(task, (timeout, stall), &ticks, &stop).await;
+        // So that who follows has everything when the end is recorded; a fenced worker has no time for it.
+        if !self.fence.is_cancelled() {
+            self.shared.outputs.finish(&self.ports, &outlet).await;
+        }
+        let records = matches!(head.spec.handler, HandlerSpec::Rust { .. }).then_some(effects);
+        (result, leftover, records)
+    }
+
+    /// Only for handlers that have caches. Both are to help, and fail nothing.
+    async fn warm(&self, head: &ExecutionHead, slice: &ShardSlice) {
+        if !matches!(head.spec.handler, HandlerSpec::Rust { .. }) {
+            return;
+        }
+        let (caches, taken_over) = (self.shared.caches.clone(), self.shared.taken_over.clone());
+        if self.attempt.attempt > 1 {
+            let others = super::caching::take_over_keys(self.ports.clone(), caches, taken_over, self.attempt);
+            self.ports.io.spawn(others);
+        }
+        if !head.spec.preload.is_empty() {
+            super::caching::preload(&self.shared.caches, head, slice).await;
+        }
     }
 
     async fn watch(
@@ -285,6 +352,15 @@ fn flatten(joined: Result<Result<ShardOutput, ShardError>, tokio::task::JoinErro
         }
         Err(_) => Err(ShardError::stopped("the handler was dropped")),
     }
+}
+
+/// Told to stop, or believing to be superseded: handed back. The ledger refuses a hand-back of what is not this attempt's any more;
+/// what still is must not stay with a worker that has dropped it.
+fn failure(e: ShardError) -> AttemptOutcome {
+    if e.stopped {
+        return AttemptOutcome::HandBack;
+    }
+    AttemptOutcome::Failure { class: e.class, message: cut(e.message, ERROR_BYTES) }
 }
 
 fn success(output: ShardOutput) -> AttemptOutcome {

@@ -25,6 +25,7 @@ use shardcron_domain::flow::{Pace, worth_changing};
 use shardcron_domain::invariants::InvariantId;
 use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::shard::{Checkpoint, Phase, Rejection};
+use shardcron_domain::trace::TraceEvent;
 use shardcron_domain::{AttemptRef, Incarnation};
 use shardcron_store::{AttemptOutcome, Ended, Recorded};
 use std::collections::{HashMap, VecDeque};
@@ -311,7 +312,7 @@ impl Handler<Ping> for ConsumerActor {
 
 #[derive(Message)]
 #[rtype(result = "()")]
-struct Arrived(Arrival);
+pub(super) struct Arrived(pub(super) Arrival);
 
 impl Handler<Arrived> for ConsumerActor {
     type Result = ();
@@ -488,6 +489,7 @@ impl Handler<PastHorizon> for ConsumerActor {
     fn handle(&mut self, PastHorizon(attempt): PastHorizon, _: &mut Self::Context) {
         let Some(entry) = self.entries.get_mut(&attempt) else { return };
         let tags = std::mem::take(&mut entry.tags);
+        self.parts.ports.trace.say(|| TraceEvent::PastHorizon { at: attempt });
         let acker = self.acker.clone();
         self.parts.ports.io.spawn(async move { acker.ack(&tags).await });
     }

@@ -7,6 +7,7 @@ use crate::ports::{Ports, tell};
 use actix::prelude::*;
 use shardcron_domain::Incarnation;
 use shardcron_domain::liveness::must_fence;
+use shardcron_sdk::cache::Caches;
 use shardcron_store::{Result, WorkerBeat};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,6 +17,7 @@ use tokio::sync::watch;
 pub(super) struct HeartbeatActor {
     ports: Ports,
     beat: WorkerBeat,
+    caches: Caches,
     lost_after: Duration,
     shared: Arc<Shared>,
     consumers: Vec<Addr<ConsumerActor>>,
@@ -41,6 +43,7 @@ impl HeartbeatActor {
         HeartbeatActor {
             ports,
             beat,
+            caches: options.caches.clone(),
             lost_after: options.lost_after,
             shared,
             consumers,
@@ -59,6 +62,7 @@ impl HeartbeatActor {
         self.under_way = true;
         self.beat.running = self.shared.running.load(Ordering::Relaxed);
         self.beat.progress = self.shared.progress.counts();
+        self.beat.hot_keys = self.caches.hot_keys();
         self.beat.draining = self.shared.draining.load(Ordering::Relaxed);
         self.beat.modes = self.ports.modes.names();
         let (beat, lost_after) = (self.beat.clone(), self.lost_after);
@@ -105,6 +109,7 @@ fn beat(ports: &Ports, incarnation: Incarnation, options: &WorkerOptions) -> Wor
         running: 0,
         draining: false,
         progress: Vec::new(),
+        hot_keys: Vec::new(),
         modes: ports.modes.names(),
     }
 }

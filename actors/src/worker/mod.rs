@@ -1,13 +1,20 @@
 //! The worker process: a consumer for each tier, one recorder, one heartbeat.
 
+mod addressed;
 mod attempt;
+mod caching;
 mod cancel;
 mod consumer;
+mod effects;
+mod emits;
 mod heartbeat;
+mod output;
 mod progress;
 mod recorder;
 
 use crate::guardian::{Guardian, OnFatal, StandDown};
+pub use caching::caches;
+
 use crate::heads::Heads;
 use crate::io::Stage;
 use crate::ports::{Ports, tell};
@@ -15,6 +22,7 @@ use actix::prelude::*;
 use shardcron_broker::BrokerError;
 use shardcron_domain::Incarnation;
 use shardcron_domain::job::HandlerSpec;
+use shardcron_sdk::cache::Caches;
 use shardcron_sdk::{ShardError, ShardHandler};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -49,6 +57,8 @@ pub struct WorkerOptions {
     pub ack_horizon: Duration,
     /// Finds handlers.
     pub resolve: Resolve,
+    /// What handlers keep in memory beyond an attempt, and beyond an incarnation.
+    pub caches: Caches,
 }
 
 /// Shared between the actors of one worker.
@@ -58,6 +68,9 @@ pub(crate) struct Shared {
     pub(crate) draining: AtomicBool,
     pub(crate) cancels: Arc<cancel::Cancels>,
     progress: Arc<progress::Watched>,
+    outputs: Arc<output::Outputs>,
+    caches: Caches,
+    taken_over: Arc<caching::TakenOver>,
 }
 
 /// Why a worker's life ended by itself.
@@ -105,8 +118,9 @@ impl Worker {
         let incarnation = Incarnation(ports.entropy.id());
         // Nobody vouches for what a worker without a heartbeat runs, so it takes nothing before its first beat is taken.
         heartbeat::first_beat(&ports, incarnation, &options).await;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { caches: options.caches.clone(), ..Shared::default() });
         ports.io.spawn(cancel::watch(ports.clone(), Arc::downgrade(&shared.cancels)));
+        ports.io.spawn(output::write(ports.clone(), Arc::downgrade(&shared.outputs), shared.outputs.wake()));
         let (ended_tx, ended) = watch::channel(None);
         let mut stages: Vec<Stage> = (0..2).map(|_| ports.io.stage()).collect();
 
@@ -137,13 +151,16 @@ impl Worker {
                 broker.consume(&name, first).await
             });
             let source = joined.await.map_err(|e| BrokerError::Unavailable(e.to_string()))??;
-            let actor = consumer::ConsumerActor::new(parts, source.acker, first);
+            let acker = Arc::new(addressed::Beside(source.acker));
+            let actor = consumer::ConsumerActor::new(parts, acker, first);
             let addr = stage.start(actor);
             ports.io.spawn(consumer::feed(source.deliveries, addr.clone()));
             watched.push(("consumer", addr.clone().recipient()));
             consumers.push(addr);
             stages.push(stage);
         }
+        let tiers = options.tiers.iter().map(|tier| tier.name.clone()).zip(consumers.iter().cloned()).collect();
+        ports.io.spawn(addressed::poll(ports.clone(), incarnation, tiers, Arc::downgrade(&shared)));
         let actor = heartbeat::HeartbeatActor::new(
             ports.clone(),
             incarnation,
