@@ -56,7 +56,7 @@ pub fn step(
     if let Some(named) = attempt_of(event) {
         invariants::check_accepted(named, shard)?;
     }
-    invariants::check_shard_step(shard, &next)?;
+    invariants::check_event(shard, event, &next)?;
     Ok(Ok((next, effect)))
 }
 
@@ -69,7 +69,8 @@ fn attempt_of(event: &Event) -> Option<u32> {
         | Event::Reclaim { attempt, .. }
         | Event::TakeOver { attempt, .. }
         | Event::HandBack { attempt, .. } => Some(*attempt),
-        Event::Cancel => None,
+        Event::Reopen { attempt } => Some(*attempt),
+        Event::Abandon | Event::Cancel => None,
     }
 }
 
@@ -82,8 +83,9 @@ fn renamed(event: &Event, to: u32) -> Event {
         | Event::Fail { attempt, .. }
         | Event::Reclaim { attempt, .. }
         | Event::TakeOver { attempt, .. }
-        | Event::HandBack { attempt, .. } => *attempt = to,
-        Event::Cancel => {}
+        | Event::HandBack { attempt, .. }
+        | Event::Reopen { attempt } => *attempt = to,
+        Event::Abandon | Event::Cancel => {}
     }
     event
 }

@@ -6,8 +6,9 @@ use super::process::{Order, Process};
 use super::{BEGIN_MS, Broken, Late, SETTLE_MS, World};
 use shardcron_broker::BrokerState;
 use shardcron_domain::invariants::{self, InvariantId, Violation};
+use shardcron_domain::trace::TraceEvent;
 use shardcron_domain::{ExecutionId, JobId};
-use shardcron_store::Ledger as _;
+use shardcron_store::{Ledger as _, OpsLedger as _, Reopen, ReopenShards};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -219,9 +220,37 @@ impl Control {
         }
         let id = open[world.dice(|d| d.index(open.len()))];
         self.note(|| format!("somebody cancels {id}"));
-        match world.real(world.sql().cancel(id, "simulation", world.now_ms())) {
+        match world.real(world.sql().cancel(id, "simulation", "a fault", world.now_ms())) {
             Ok(_) => world.check(world.oracle(|o| o.cancelled(id))),
             Err(e) => world.check(Err(Broken::Rules(format!("{id} could not be cancelled: {e}")))),
+        }
+    }
+
+    /// Somebody sends the failed shards of an execution back, whether it has ended or not.
+    fn retry(&mut self) {
+        let world = self.world.clone();
+        let failed: Vec<ExecutionId> =
+            world.oracle(|o| o.runs.iter().filter(|(_, run)| run.counters.failed > 0).map(|(id, _)| *id).collect());
+        if failed.is_empty() {
+            return;
+        }
+        let id = failed[world.dice(|d| d.index(failed.len()))];
+        self.note(|| format!("somebody retries {id}"));
+        let shards = ReopenShards::Failed { from: 0 };
+        let wanted = Reopen { execution: id, shards, who: "simulation".into(), reason: None };
+        let now_ms = world.now_ms();
+        // As the command's own process would say it.
+        let person = LifeId { node: usize::MAX, number: 1 };
+        world.witness(person, TraceEvent::Reopening { execution: id });
+        let answer = world.real(world.sql().reopen(&wanted, now_ms));
+        for at in answer.iter().flatten().flat_map(|reopened| &reopened.shards) {
+            world.witness(person, TraceEvent::Reopened { at: *at });
+        }
+        match answer {
+            Ok(Ok(reopened)) => world.check(world.oracle(|o| o.reopened(id, &reopened.shards, now_ms))),
+            // Cancelled, or another execution of the job runs.
+            Ok(Err(_)) => {}
+            Err(e) => world.check(Err(Broken::Rules(format!("{id} could not be retried: {e}")))),
         }
     }
 
@@ -398,6 +427,7 @@ impl Control {
             }
             (Class::Cancel, _) => self.cancel(),
             (Class::PauseJob, _) => self.pause_job(),
+            (Class::Retry, _) => self.retry(),
             // Drawn where they strike, or there is nobody to strike.
             _ => {}
         }
@@ -516,7 +546,7 @@ impl Control {
             let rows = world.real(sql.shards(id, 0, 1_000)).map_err(fault)?;
             world.oracle(|o| o.compare(id, &rows))?;
         }
-        Ok(())
+        world.conforms()
     }
 }
 

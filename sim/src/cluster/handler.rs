@@ -4,6 +4,7 @@ use super::life::{Life, sleep_ms};
 use super::plan::Class;
 use async_trait::async_trait;
 use shardcron_sdk::{Checkpoint, CheckpointError, ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice};
+use std::time::Duration;
 
 pub(crate) struct SimHandler(pub(crate) Life);
 
@@ -31,6 +32,10 @@ impl SimHandler {
         }
         if self.strikes(Class::FailHandlers, 8) {
             return Err(ShardError::transient("simulated"));
+        }
+        if self.strikes(Class::FailHandlers, 4) {
+            let wait_ms = self.0.world.dice(|d| d.of(1, 3_000)).unsigned_abs();
+            return Err(ShardError::not_before("simulated", Duration::from_millis(wait_ms)));
         }
         Ok(())
     }

@@ -8,8 +8,11 @@ use crate::guard::Mutation;
 use async_trait::async_trait;
 use shardcron_domain::invariants::Tally;
 use shardcron_domain::job::RetryPolicy;
+use shardcron_domain::planning::{KeyBounds, LastRun};
 use shardcron_domain::recovery::Reclaim;
+use shardcron_domain::reopen::Refused;
 use shardcron_domain::shard::{Checkpoint, Rejection};
+use shardcron_domain::sharding::QuerySpec;
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, ShardRef, execution};
 use shardcron_store::ledger::{PollCursor, Verdicts};
 use shardcron_store::*;
@@ -30,7 +33,7 @@ impl World {
         block(&self.real, call)
     }
 
-    fn renamed(&self, at: AttemptRef) -> AttemptRef {
+    pub(super) fn renamed(&self, at: AttemptRef) -> AttemptRef {
         match self.options.mutation {
             Some(Mutation::NoAttemptCheck) => AttemptRef { attempt: self.oracle(|o| o.attempt_now(at)), ..at },
             _ => at,
@@ -47,11 +50,15 @@ impl World {
 }
 
 impl SimLedger {
-    fn world(&self) -> &Arc<World> {
+    pub(super) fn world(&self) -> &Arc<World> {
         &self.0.world
     }
 
-    async fn read<T: Debug>(&self, what: &'static str, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    pub(super) async fn read<T: Debug>(
+        &self,
+        what: &'static str,
+        call: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
         self.0.request(Port::Ledger, false).await.map_err(|(why, _)| away(why))?;
         let answer = self.world().real(call);
         self.0.note(what, &answer);
@@ -166,6 +173,73 @@ impl FiringLedger for SimLedger {
     }
 }
 
+/// Asked for by people, and by no process of a simulation: see `Fates::retry`.
+#[async_trait]
+impl OpsLedger for SimLedger {
+    async fn reopen(&self, wanted: &Reopen, now_ms: i64) -> Result<std::result::Result<Reopened, Refused>> {
+        read!(self.reopen(wanted, now_ms))
+    }
+    async fn reopenings(&self, execution: ExecutionId) -> Result<Vec<ReopeningRow>> {
+        read!(self.reopenings(execution))
+    }
+    async fn attempts_of(&self, shard: ShardRef, limit: usize) -> Result<Vec<AttemptRow>> {
+        read!(self.attempts_of(shard, limit))
+    }
+    async fn dead_letters(&self, query: &DeadQuery, limit: usize) -> Result<Vec<DeadRow>> {
+        read!(self.dead_letters(query, limit))
+    }
+    async fn settle_dead(&self, settled: &DeadSettled, now_ms: i64) -> Result<Vec<i64>> {
+        read!(self.settle_dead(settled, now_ms))
+    }
+}
+
+#[async_trait]
+impl ShardingLedger for SimLedger {
+    async fn key_bounds(&self, query: &QuerySpec) -> Result<KeyBounds> {
+        read!(self.key_bounds(query))
+    }
+    async fn last_run(&self, job: JobId) -> Result<Option<LastRun>> {
+        read!(self.last_run(job))
+    }
+    async fn emit(
+        &self,
+        owner: Incarnation,
+        attempt: AttemptRef,
+        from: u32,
+        payloads: &[String],
+    ) -> Result<std::result::Result<(), Rejection>> {
+        read!(self.emit(owner, attempt, from, payloads))
+    }
+    async fn finish_map(
+        &self,
+        owner: Incarnation,
+        ended: &Ended,
+        growth: Growth,
+        now_ms: i64,
+    ) -> Result<std::result::Result<Recorded, Rejection>> {
+        read!(self.finish_map(owner, ended, growth, now_ms))
+    }
+    async fn emitted(&self, execution: ExecutionId, index: u32) -> Result<Option<String>> {
+        read!(self.emitted(execution, index))
+    }
+    async fn emitted_count(&self, execution: ExecutionId) -> Result<u32> {
+        read!(self.emitted_count(execution))
+    }
+    // No simulated job is a broadcast: the answers are empty, and asking for them must not change what the seed draws.
+    async fn addressed(&self, who: Incarnation, now_ms: i64, limit: usize) -> Result<Vec<(String, AttemptRef)>> {
+        self.world().real(self.world().sql().addressed(who, now_ms, limit))
+    }
+    async fn addressees(&self) -> Result<Vec<Incarnation>> {
+        self.world().real(self.world().sql().addressees())
+    }
+    async fn abandon(&self, epoch: Epoch, who: Incarnation, now_ms: i64) -> Result<u64> {
+        read!(self.abandon(epoch, who, now_ms))
+    }
+    async fn sub_results(&self, execution: ExecutionId, from: u32, limit: usize) -> Result<Vec<SubResult>> {
+        read!(self.sub_results(execution, from, limit))
+    }
+}
+
 #[async_trait]
 impl Ledger for SimLedger {
     async fn migrate(&self) -> Result<()> {
@@ -216,6 +290,9 @@ impl Ledger for SimLedger {
     }
     async fn jobs_revision(&self) -> Result<i64> {
         read!(self.jobs_revision())
+    }
+    async fn jobs_changed(&self, after: JobsCursor, limit: usize) -> Result<JobPage> {
+        read!(self.jobs_changed(after, limit))
     }
 
     async fn fire(&self, epoch: Epoch, intents: &[FireIntent], now_ms: i64) -> Result<Vec<FireOutcome>> {
@@ -370,8 +447,14 @@ impl Ledger for SimLedger {
         };
         self.write("reclaim", effect).await
     }
-    async fn cancel(&self, execution: ExecutionId, who: &str, now_ms: i64) -> Result<Option<execution::Phase>> {
-        read!(self.cancel(execution, who, now_ms))
+    async fn cancel(
+        &self,
+        execution: ExecutionId,
+        who: &str,
+        why: &str,
+        now_ms: i64,
+    ) -> Result<Option<execution::Phase>> {
+        read!(self.cancel(execution, who, why, now_ms))
     }
 
     async fn put_trigger(&self, payload: &[u8], now_ms: i64) -> Result<()> {
@@ -388,6 +471,13 @@ impl Ledger for SimLedger {
     }
     async fn dead(&self, limit: usize) -> Result<Vec<DeadRow>> {
         read!(self.dead(limit))
+    }
+
+    async fn keep_output(&self, writes: &[OutputWrite], now_ms: i64) -> Result<()> {
+        read!(self.keep_output(writes, now_ms))
+    }
+    async fn output(&self, query: &OutputQuery, limit: usize) -> Result<Vec<OutputRow>> {
+        read!(self.output(query, limit))
     }
 
     async fn prune(&self, before: &PruneBefore, cursor: &mut PruneCursor) -> Result<Pruned> {

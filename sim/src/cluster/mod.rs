@@ -26,6 +26,7 @@
 //! retries are wall-clock instants, so a clock that is an hour ahead delays a retry by an hour, which no bound on P1 could hold.
 
 mod broker;
+mod effects;
 mod fate;
 mod handler;
 mod host;
@@ -48,8 +49,10 @@ use oracle::{Checked, Oracle};
 use plan::Plan;
 use process::Order;
 use queue::Queues;
+use shardcron_domain::conformance;
+use shardcron_domain::trace::{TraceEvent, TraceLine};
 use shardcron_store::sql::SqlLedger;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -140,6 +143,8 @@ pub(crate) struct World {
     queues: Mutex<Queues>,
     redis: Mutex<Redis>,
     notes: Mutex<Notes>,
+    /// What the processes say of themselves.
+    said: Mutex<(BTreeMap<LifeId, u64>, Vec<TraceLine>)>,
     broken: Mutex<Option<(Broken, i64)>>,
     real: Handle,
     sql: SqlLedger,
@@ -205,6 +210,20 @@ impl World {
             with(&self.broken, |broken| broken.get_or_insert((seen, at)).clone());
             let _ = self.orders.send(Order::Look);
         }
+    }
+
+    pub(crate) fn witness(&self, life: LifeId, event: TraceEvent) {
+        with(&self.said, |(numbers, lines)| {
+            let seq = numbers.entry(life).or_default();
+            *seq += 1;
+            lines.push(TraceLine { life: format!("{}.{}", life.node, life.number), seq: *seq, event });
+        });
+    }
+
+    /// What they said, held to the rules, as the traces of real processes are.
+    pub(crate) fn conforms(&self) -> Checked {
+        let lines = with(&self.said, |(_, lines)| std::mem::take(lines));
+        conformance::check(&lines).map(drop).map_err(|deviation| Broken::Trace(deviation.to_string()))
     }
 
     pub(crate) fn is_broken(&self) -> bool {
@@ -286,6 +305,7 @@ pub fn run(host: &Host, seed: u64, options: Options) -> io::Result<Report> {
             queues: Mutex::new(Queues::new(reorders)),
             redis: Mutex::default(),
             notes: Mutex::default(),
+            said: Mutex::default(),
             broken: Mutex::default(),
             real: host.handle().clone(),
             sql,

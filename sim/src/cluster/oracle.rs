@@ -19,6 +19,8 @@ pub enum Broken {
     Invariant(Violation),
     /// The ledger and the domain's machines disagree.
     Rules(String),
+    /// What the processes said of themselves does not keep the rules.
+    Trace(String),
     /// A process ended itself for a fault of its own.
     Fatal(String),
 }
@@ -28,6 +30,7 @@ impl fmt::Display for Broken {
         match self {
             Broken::Invariant(violation) => violation.fmt(f),
             Broken::Rules(seen) => write!(f, "the ledger and the rules disagree: {seen}"),
+            Broken::Trace(deviation) => write!(f, "the trace does not conform: {deviation}"),
             Broken::Fatal(why) => write!(f, "a process ended itself: {why}"),
         }
     }
@@ -53,6 +56,7 @@ pub(crate) struct Row {
 pub(crate) struct Run {
     pub(crate) job: JobId,
     pub(crate) nominal_ms: i64,
+    overlap: OverlapPolicy,
     pub(crate) rows: Vec<Row>,
     pub(crate) counters: execution::Execution,
 }
@@ -150,6 +154,7 @@ impl Oracle {
                     let run = Run {
                         job: intent.job,
                         nominal_ms: intent.nominal_ms,
+                        overlap: new.overlap,
                         rows: (0..shards).map(|_| fresh()).collect(),
                         counters: execution::Execution::new(shards),
                     };
@@ -214,7 +219,7 @@ impl Oracle {
         match (apply(&row.shard, event, policy, now_ms), verdict) {
             (Ok((next, effect)), Ok(())) => {
                 invariants::check_accepted(at.attempt, &row.shard)?;
-                invariants::check_shard_step(&row.shard, &next)?;
+                invariants::check_event(&row.shard, event, &next)?;
                 row.shard = next;
                 if let Some(Effect::Settle(phase @ (Phase::Success | Phase::Failed))) = effect {
                     let (succeeded, failed) = (u32::from(phase == Phase::Success), u32::from(phase == Phase::Failed));
@@ -370,6 +375,20 @@ impl Oracle {
             }
         }
         Ok(())
+    }
+
+    /// Failed shards that a person sent back.
+    pub(crate) fn reopened(&mut self, id: ExecutionId, shards: &[AttemptRef], now_ms: i64) -> Checked {
+        for at in shards {
+            let event = Event::Reopen { attempt: at.attempt };
+            self.step(*at, &event, (&RetryPolicy::default(), now_ms), (Ok(()), false))?;
+        }
+        let Some(run) = self.runs.get_mut(&id) else { return Ok(()) };
+        let shards = u32::try_from(shards.len()).unwrap_or(u32::MAX);
+        run.counters = execution::apply(&run.counters, execution::Event::Reopen { shards })
+            .map_err(|e| Broken::Rules(format!("{id}: {e}")))?;
+        let (job, overlap) = (run.job, run.overlap);
+        self.check_overlap(job, overlap)
     }
 
     /// A1.

@@ -54,10 +54,12 @@ pub(crate) enum Class {
     Cancel,
     /// People pause and resume jobs.
     PauseJob,
+    /// People send failed shards back.
+    Retry,
 }
 
 /// Those that strike at an instant; the others are drawn where they strike.
-pub(crate) const CLASSES: [Class; 24] = [
+pub(crate) const CLASSES: [Class; 25] = [
     Class::Crash,
     Class::Pause,
     Class::Restart,
@@ -82,6 +84,7 @@ pub(crate) const CLASSES: [Class; 24] = [
     Class::Poison,
     Class::Cancel,
     Class::PauseJob,
+    Class::Retry,
 ];
 
 /// The whole cluster.

@@ -9,8 +9,11 @@ use super::stores::SimLive;
 use shardcron_actors::guardian::OnFatal;
 use shardcron_actors::ledger_time::LedgerTime;
 use shardcron_actors::modes::Modes;
-use shardcron_actors::{Io, Ports, Scheduler, SchedulerOptions, TierOptions, Worker, WorkerEnd, WorkerOptions};
+use shardcron_actors::{
+    Io, Ports, Scheduler, SchedulerOptions, TierOptions, Trace, TraceSink, Worker, WorkerEnd, WorkerOptions,
+};
 use shardcron_broker::BrokerState;
+use shardcron_domain::trace::TraceEvent;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -63,7 +66,7 @@ impl Process {
 
 fn ports(life: &Life, state: watch::Receiver<BrokerState>) -> Ports {
     let live = Arc::new(SimLive(life.clone()));
-    Ports {
+    let ports = Ports {
         ledger: Arc::new(SimLedger(life.clone())),
         broker: Arc::new(SimBroker { life: life.clone(), state }),
         lease: live.clone(),
@@ -72,9 +75,19 @@ fn ports(life: &Life, state: watch::Receiver<BrokerState>) -> Ports {
         modes: Modes::default(),
         clock: Arc::new(life.clone()),
         entropy: Arc::new(life.clone()),
+        trace: Trace::off(),
         ledger_time: LedgerTime::default(),
         io: Io::here(),
         handlers: Io::here(),
+    };
+    ports.traced(Trace::to(Arc::new(Witness(life.clone()))))
+}
+
+struct Witness(Life);
+
+impl TraceSink for Witness {
+    fn note(&self, event: TraceEvent) {
+        self.0.world.witness(self.0.id, event);
     }
 }
 
@@ -116,6 +129,7 @@ async fn worker(life: &Life, ports: Ports, end: CancellationToken) {
         lost_after: ms(plan.lost_after_ms),
         ack_horizon: ms(plan.ack_horizon_ms),
         resolve: Arc::new(move |_| Ok(handler.clone())),
+        caches: Default::default(),
     };
     let starting = Worker::start(ports, options, on_fatal(life));
     let started = tokio::select! {

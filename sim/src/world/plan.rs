@@ -158,6 +158,7 @@ impl Job {
             overlap: if dice.percent(70) { OverlapPolicy::Skip } else { OverlapPolicy::Allow },
             misfire,
             params: Default::default(),
+            preload: Vec::new(),
         };
         let schedule = schedule.compile().ok()?;
         let first_ms = schedule.next_after(BEGIN_MS).ok()??;
