@@ -24,8 +24,9 @@ impl ShardHandler for Nap {
 }
 
 /// `handler = { rust = "dwell" }`: half a second to two and a half, by its index, so that a worker always has some in hand. Deaf to
-/// being told to stop, so that a worker which was frozen ends what it held when it wakes; and it writes down what it has ended,
-/// beside the ledger, so that late ends can be counted.
+/// being told to stop, so that a worker which was frozen ends what it held when it wakes; all but the shortest are on a thread that
+/// nothing can end, as code that blocks is, so that they come to their end however quickly the worker drops them. And it writes down what it has
+/// ended, beside the ledger, so that late ends can be counted.
 struct Dwell;
 
 /// The file that `dwell` writes into; a line for each end: execution, index, attempt, incarnation, milliseconds UTC.
@@ -38,22 +39,31 @@ const DWELL_STEPS: u64 = 9;
 impl ShardHandler for Dwell {
     async fn run(&self, context: ShardContext) -> Result<ShardOutput, ShardError> {
         let steps = u64::from(context.attempt.index) % DWELL_STEPS;
-        tokio::time::sleep(Duration::from_millis(DWELL_SHORTEST_MS + steps * DWELL_STEP_MS)).await;
-        if let Some(file) = std::env::var_os(ENDS_FILE) {
-            let attempt = context.attempt;
-            let line = format!(
-                "{} {} {} {} {}\n",
-                attempt.execution,
-                attempt.index,
-                attempt.attempt,
-                context.owner,
-                crate::session::now_ms()
-            );
-            write_down(&PathBuf::from(file), &line)
-                .map_err(|e| ShardError::transient(format!("the list of ends: {e}")))?;
-        }
+        let dwell = Duration::from_millis(DWELL_SHORTEST_MS + steps * DWELL_STEP_MS);
+        let noted = if steps == 0 {
+            tokio::time::sleep(dwell).await;
+            note_end(&context)
+        } else {
+            #[allow(
+                clippy::disallowed_methods,
+                reason = "to block its thread, as work that computes does, is what it is for"
+            )]
+            let blocking = tokio::task::spawn_blocking(move || {
+                std::thread::sleep(dwell);
+                note_end(&context)
+            });
+            blocking.await.map_err(|e| ShardError::transient(format!("the thread of the handler: {e}")))?
+        };
+        noted.map_err(|e| ShardError::transient(format!("the list of ends: {e}")))?;
         Ok(ShardOutput::rows(1))
     }
+}
+
+fn note_end(context: &ShardContext) -> std::io::Result<()> {
+    let Some(file) = std::env::var_os(ENDS_FILE) else { return Ok(()) };
+    let at = context.attempt;
+    let line = format!("{} {} {} {} {}\n", at.execution, at.index, at.attempt, context.owner, crate::session::now_ms());
+    write_down(&PathBuf::from(file), &line)
 }
 
 /// One short write to a file that is only appended to: whole, whoever else writes.
@@ -63,5 +73,5 @@ fn write_down(file: &Path, line: &str) -> std::io::Result<()> {
 
 /// What the tested workers run.
 pub fn registry() -> Registry {
-    Registry::default().with("nap", Nap).with("dwell", Dwell)
+    Registry::default().with("nap", Nap).with("dwell", Dwell).with("count", crate::count::Count)
 }

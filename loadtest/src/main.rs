@@ -7,6 +7,7 @@
 
 mod ceilings;
 mod cluster;
+mod count;
 mod faults;
 mod handlers;
 mod oracle;
@@ -45,6 +46,12 @@ enum Command {
     Precision(scenarios::precision::PrecisionArgs),
     /// Kill workers at random under load
     WorkerKill(scenarios::worker_kill::WorkerKillArgs),
+    /// Have each record add 1 to a counter while workers are killed, and see that every counter is 1
+    Effects(scenarios::effects::EffectsArgs),
+    /// Measure what it costs to work on a record once, beside the insert of a bare row
+    Once(scenarios::once::OnceArgs),
+    /// Cut a lopsided job anew by the durations of its last run, and say how even that makes it
+    Skew(scenarios::skew::SkewArgs),
     /// Put each fault on each part, on real services under load, and count what was lost, doubled or missed
     Faults(faults::FaultsArgs),
     /// Put random faults on a cluster for long, and see that nothing is lost and nothing grows
@@ -69,6 +76,9 @@ fn main() -> ExitCode {
         Command::Throughput(args) => session::run(scenarios::throughput::run(args)),
         Command::Precision(args) => session::run(scenarios::precision::run(args)),
         Command::WorkerKill(args) => session::run(scenarios::worker_kill::run(args)),
+        Command::Effects(args) => session::run(scenarios::effects::run(args)),
+        Command::Once(args) => session::run(scenarios::once::run(args)),
+        Command::Skew(args) => session::run(scenarios::skew::run(args)),
         Command::Faults(args) => session::run(faults::run(args)),
         Command::Soak(args) => session::run(faults::soak::run(args)),
     };

@@ -139,12 +139,12 @@ pub struct Precision {
     pub missed: u64,
     /// Executions beside the first of an instant, or of no instant.
     pub doubled: u64,
-    /// From the nominal instant to the start of the handler in a worker.
+    /// Of the firing: from the nominal instant to the beginning of the transaction that decides it.
     pub lateness_ms: Lateness,
-    /// From the nominal instant to the beginning of the transaction that decides it.
-    pub decision_lateness_ms: Lateness,
-    /// `lateness_ms` of the jobs that fire every second.
-    pub per_second_lateness_ms: Lateness,
+    /// From the nominal instant to the start of the handler in a worker, through the ledger, the queue and the claim.
+    pub start_lateness_ms: Lateness,
+    /// `start_lateness_ms` of the jobs that fire every second.
+    pub per_second_start_ms: Lateness,
     /// Processor time of the scheduler, in cores.
     pub cpu_cores: f64,
     /// The same of every part.
@@ -210,9 +210,9 @@ impl Precision {
         let line = |what: &str, l: &Lateness| {
             println!("  {what:<34}{:>8.0}{:>8.0}{:>8.0}", l.p50, l.p99, l.max);
         };
-        line("decision begun", &self.decision_lateness_ms);
-        line("handler started", &self.lateness_ms);
-        line("handler started, per-second jobs", &self.per_second_lateness_ms);
+        line("fired", &self.lateness_ms);
+        line("handler started", &self.start_lateness_ms);
+        line("handler started, per-second jobs", &self.per_second_start_ms);
         println!();
         println!("  fired {}, missed {}, doubled {}", grouped(self.fired as f64), self.missed, self.doubled);
         println!(
@@ -229,7 +229,7 @@ impl Precision {
                 burst.recorded_ms,
                 burst.published_ms
             );
-            line("per-second jobs beside it, decision", &burst.per_second_lateness_ms);
+            line("per-second jobs beside it, fired", &burst.per_second_lateness_ms);
             line("per-second jobs beside it, start", &burst.per_second_start_ms);
         }
         for peer in &self.peers {

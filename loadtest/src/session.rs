@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use shardcron_broker::Broker;
 use shardcron_broker::rabbitmq::{RabbitMq, RabbitOptions};
-use shardcron_domain::firing::request_key;
+use shardcron_domain::firing::{DecisionKind, request_key};
 use shardcron_domain::messages::TriggerRequest;
 use shardcron_domain::{ExecutionId, JobId, jobfile};
 use shardcron_store::sql::{SqlLedger, SqlOptions};
@@ -216,7 +216,9 @@ impl Session {
         let began = Instant::now();
         let key = request_key(&self.send(job).await?);
         while began.elapsed() < FIRE_PATIENCE {
-            if let Some(decision) = self.ledger.decision(id, &key).await? {
+            let decision = self.ledger.decision(id, &key).await?;
+            // One that waits (for its plan, or for the job) becomes another.
+            if let Some(decision) = decision.filter(|d| d.kind != DecisionKind::Waiting) {
                 let took = began.elapsed().as_secs_f64();
                 return Ok((
                     decision.execution.with_context(|| format!("{job} did not fire: {:?}", decision.reason))?,

@@ -115,8 +115,10 @@ impl Active {
                 now_ms()
             }
             (Fault::Frozen, Some(name)) => {
+                // Before the signal: the woken process may be faster than this one, and what it ends then is late.
+                let woken = now_ms();
                 session.cluster.signal(name, Signal::SIGCONT)?;
-                now_ms()
+                woken
             }
             (Fault::Frozen, None) => {
                 with_service(&mut session.services, self.cell.part, |s| s.thaw()).await?;

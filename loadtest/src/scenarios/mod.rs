@@ -1,10 +1,13 @@
 //! The scenarios, one file each.
 
+pub mod effects;
+pub mod once;
 pub mod precision;
+pub mod skew;
 pub mod throughput;
 pub mod worker_kill;
 
-const SCENARIOS: [(&str, &str); 5] = [
+const SCENARIOS: [(&str, &str); 8] = [
     ("throughput", "no-op shards end to end in a cluster, beside what RabbitMQ and the database can do alone"),
     (
         "precision",
@@ -13,6 +16,12 @@ const SCENARIOS: [(&str, &str); 5] = [
     (
         "worker-kill",
         "workers killed at random under load and replaced; the oracle counts what was lost or recorded twice",
+    ),
+    ("effects", "each record adds 1 to a counter while workers are killed at random: every counter is 1 at the end"),
+    ("once", "what it costs to work on a record once, beside the insert of a bare row"),
+    (
+        "skew",
+        "the flights by their carriers, two of which hold nearly all the work; cut anew by the durations of the last run",
     ),
     (
         "faults",
