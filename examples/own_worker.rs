@@ -1,8 +1,6 @@
-//! A worker program of one's own: the whole `shardcron` program, with one more handler in it. See `examples/own-worker/job.toml`.
+//! A worker of one's own: the whole program, with one more handler in it.
 
-use shardcron_sdk::{
-    Checkpoint, Registry, ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice, async_trait,
-};
+use shardcron_sdk::*;
 
 struct Settle;
 
@@ -10,17 +8,18 @@ struct Settle;
 impl ShardHandler for Settle {
     async fn run(&self, mut context: ShardContext) -> Result<ShardOutput, ShardError> {
         let ShardSlice::Range { from, to } = context.slice else {
-            return Err(ShardError::permanent("the job needs a range"));
+            return Err(ShardError::permanent("a range, please"));
         };
         let mut next = if let Some(Checkpoint::Number(done)) = context.checkpoint { done + 1 } else { from };
         while next <= to && !context.should_stop() {
             let end = to.min(next + 999);
-            // Here: settle the accounts next..=end. After a crash it is done again from the last checkpoint on.
-            let rows = end.abs_diff(next) + 1;
-            context.advance(Checkpoint::Number(end), rows).await.map_err(|e| ShardError::transient(e.to_string()))?;
+            let mut tx = context.transaction().await?;
+            let sql = "UPDATE accounts SET settled = settled + 1 WHERE id BETWEEN ? AND ?";
+            let rows = tx.execute(sql, &values![next, end]).await?;
+            tx.commit(Checkpoint::Number(end), rows).await?;
             next = end + 1;
         }
-        if next <= to { Err(ShardError::stopped("told to stop")) } else { Ok(ShardOutput::rows(to.abs_diff(from) + 1)) }
+        if next <= to { Err(ShardError::stopped("told to stop")) } else { Ok(ShardOutput::default()) }
     }
 }
 
