@@ -61,12 +61,17 @@ enum Command {
         after_help = "Examples:\n  shardcron explain settle                               # the latest decision\n  shardcron explain settle --at 2026-03-08T02:30:00-05:00\n  shardcron explain settle --at 2026-03-08T02:30         # a local time of the job's zone\n  shardcron explain settle --since 12h"
     )]
     Explain(commands::explain::ExplainArgs),
-    /// Look at executions
+    /// Look at executions, retry or cancel them
     #[command(subcommand)]
     Executions(commands::executions::ExecutionsCommand),
+    /// Show what the attempts of an execution wrote
+    #[command(
+        after_help = "Examples:\n  shardcron logs 019ad5c1-4c7b-7e52-8e0f-7d9d3f2f6a10\n  shardcron logs 019ad5c1-4c7b-7e52-8e0f-7d9d3f2f6a10 3 -f     # follow shard 3 until the execution ends\n  shardcron logs 019ad5c1-4c7b-7e52-8e0f-7d9d3f2f6a10 --attempt 2 --json\n\nKept of each attempt: the first 256 KiB and the last 768 KiB; what is cut is marked."
+    )]
+    Logs(commands::logs::LogsArgs),
     /// List workers
     Workers,
-    /// Look at what could not be processed
+    /// Look at what could not be processed, try it again or drop it
     #[command(subcommand)]
     Dead(commands::dead::DeadCommand),
     /// Bring the ledger's tables to this version
@@ -164,6 +169,7 @@ fn run(command: Command, config: Config, out: Out, registry: shardcron_sdk::Regi
         Command::Backfill(args) => commands::run(commands::backfill::run(args, config, out)),
         Command::Explain(args) => commands::run(commands::explain::run(args, config, out)),
         Command::Executions(command) => commands::run(commands::executions::run(command, config, out)),
+        Command::Logs(args) => commands::run(commands::logs::run(args, config, out)),
         Command::Workers => commands::run(commands::workers::run(config, out)),
         Command::Dead(command) => commands::run(commands::dead::run(command, config, out)),
         Command::Migrate => commands::run(commands::migrate::run(config, out)),

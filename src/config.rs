@@ -1,9 +1,12 @@
 //! Configuration: `shardcron.toml`, then `SHARDCRON_*` variables, then flags; the later wins.
 
+use crate::allowed::Leftovers;
+use crate::cache_config::CacheConfig;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use shardcron_domain::fallback::STAND_IN_PREFIX;
 use shardcron_domain::limits::{CONCURRENCY_MAX, TIERS_MAX};
+use shardcron_domain::program::ProgramLimits;
 use shardcron_domain::units::Span;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,8 +29,12 @@ pub struct Config {
     pub worker: WorkerConfig,
     /// How long what has ended is kept.
     pub retention: RetentionConfig,
+    /// Other databases in which this worker's `sql` handlers may run: names, as job files use them, and URLs.
+    pub databases: Databases,
     /// What workers do while no scheduler leads.
     pub fallback: FallbackConfig,
+    /// The caches that handlers have.
+    pub cache: CacheConfig,
     /// What the process writes to standard error.
     pub log: LogConfig,
 }
@@ -40,11 +47,13 @@ pub struct LedgerConfig {
     pub url: String,
     /// Whether a scheduler or worker brings the tables up to date when it starts. Default: true.
     pub migrate: bool,
+    /// How long MySQL or MariaDB has to answer one statement; after that it counts as away. Default: 30s.
+    pub call_timeout: Span,
 }
 
 impl Default for LedgerConfig {
     fn default() -> Self {
-        LedgerConfig { url: "sqlite://shardcron.db".into(), migrate: true }
+        LedgerConfig { url: "sqlite://shardcron.db".into(), migrate: true, call_timeout: Span::secs(30) }
     }
 }
 
@@ -113,6 +122,16 @@ impl std::fmt::Debug for HttpConfig {
     }
 }
 
+/// Names and URLs. The URLs hold passwords, which nobody is shown (case Z-05).
+#[derive(Clone, Default, Deserialize)]
+pub struct Databases(pub BTreeMap<String, String>);
+
+impl std::fmt::Debug for Databases {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_map().entries(self.0.iter().map(|(name, url)| (name, masked(url)))).finish()
+    }
+}
+
 /// The scheduler role.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -156,6 +175,25 @@ pub struct WorkerConfig {
     pub allow_exec: Vec<String>,
     /// Where programs start. Default: where the worker was started.
     pub work_dir: Option<PathBuf>,
+    /// Variables of the worker that programs find, beside PATH, HOME, LANG and TZ. Default: none.
+    pub pass_env: Vec<String>,
+    /// Users that programs may run as, if the worker is root. Default: none.
+    pub allow_users: Vec<String>,
+    /// The most that a program may use: memory, cpu_time, open_files. Default: no limit of ours.
+    pub limits: ProgramLimits,
+    /// What happens to processes that left their program's group: `report` or `kill`. Default: report.
+    pub leftovers: Leftovers,
+    /// Where `http` handlers may call: origins such as `https://api.example.com`; `*` for any. Default: none.
+    pub allow_http: Vec<String>,
+    /// Secrets that `http` handlers may send: `env:NAME` and `file:/path`. Default: none.
+    pub allow_secrets: Vec<String>,
+    /// Under which address services reach this worker to call back, as in `https://jobs.example.com/worker-3`. Default: `http://` and
+    /// where it listens.
+    pub callback_url: Option<String>,
+    /// A file of certificates (PEM) that `http` handlers trust beside the machine's own, for services of a private authority.
+    pub http_ca: Option<PathBuf>,
+    /// A cgroup (v2) in which each program gets one of its own: a folder, `auto` to look for one, or `off`. Default: `auto`.
+    pub cgroup: String,
 }
 
 impl Default for WorkerConfig {
@@ -168,6 +206,15 @@ impl Default for WorkerConfig {
             ack_horizon: Span::mins(10),
             allow_exec: Vec::new(),
             work_dir: None,
+            pass_env: Vec::new(),
+            allow_users: Vec::new(),
+            limits: ProgramLimits::default(),
+            leftovers: Leftovers::default(),
+            allow_http: Vec::new(),
+            allow_secrets: Vec::new(),
+            callback_url: None,
+            http_ca: None,
+            cgroup: "auto".into(),
         }
     }
 }
@@ -257,18 +304,21 @@ pub struct LogConfig {
     pub format: String,
     /// Which lines, as in `info,shardcron_actors=debug`. Default: info, without lapin: its faults are said as states of the broker.
     pub filter: String,
+    /// A file that every step of the protocol is written to, one line each, for tests that check a whole run. Default: none.
+    pub trace_file: Option<PathBuf>,
 }
 
 impl Default for LogConfig {
     fn default() -> Self {
-        LogConfig { format: "text".into(), filter: "info,lapin=off".into() }
+        LogConfig { format: "text".into(), filter: "info,lapin=off".into(), trace_file: None }
     }
 }
 
 /// The variables, with the key that each sets. Lists are separated by commas; tiers are written `core=8,bulk=4`.
-const VARIABLES: [(&str, &str); 34] = [
+const VARIABLES: [(&str, &str); 48] = [
     ("SHARDCRON_LEDGER_URL", "ledger.url"),
     ("SHARDCRON_LEDGER_MIGRATE", "ledger.migrate"),
+    ("SHARDCRON_LEDGER_CALL_TIMEOUT", "ledger.call_timeout"),
     ("SHARDCRON_BROKER_URL", "broker.url"),
     ("SHARDCRON_BROKER_PREFIX", "broker.prefix"),
     ("SHARDCRON_BROKER_POLL", "broker.poll"),
@@ -290,6 +340,14 @@ const VARIABLES: [(&str, &str); 34] = [
     ("SHARDCRON_WORKER_ACK_HORIZON", "worker.ack_horizon"),
     ("SHARDCRON_WORKER_ALLOW_EXEC", "worker.allow_exec"),
     ("SHARDCRON_WORKER_WORK_DIR", "worker.work_dir"),
+    ("SHARDCRON_WORKER_PASS_ENV", "worker.pass_env"),
+    ("SHARDCRON_WORKER_ALLOW_USERS", "worker.allow_users"),
+    ("SHARDCRON_WORKER_LEFTOVERS", "worker.leftovers"),
+    ("SHARDCRON_WORKER_ALLOW_HTTP", "worker.allow_http"),
+    ("SHARDCRON_WORKER_ALLOW_SECRETS", "worker.allow_secrets"),
+    ("SHARDCRON_WORKER_CALLBACK_URL", "worker.callback_url"),
+    ("SHARDCRON_WORKER_HTTP_CA", "worker.http_ca"),
+    ("SHARDCRON_WORKER_CGROUP", "worker.cgroup"),
     ("SHARDCRON_RETENTION_SUCCESS", "retention.success"),
     ("SHARDCRON_RETENTION_FAILED", "retention.failed"),
     ("SHARDCRON_RETENTION_DECISIONS", "retention.decisions"),
@@ -298,9 +356,14 @@ const VARIABLES: [(&str, &str); 34] = [
     ("SHARDCRON_FALLBACK_AFTER", "fallback.after"),
     ("SHARDCRON_FALLBACK_TIERS", "fallback.tiers"),
     ("SHARDCRON_FALLBACK_AT_MOST_EVERY", "fallback.at_most_every"),
+    ("SHARDCRON_CACHE_FRESH", "cache.fresh"),
+    ("SHARDCRON_CACHE_SHARED", "cache.shared"),
+    ("SHARDCRON_CACHE_ABSENT", "cache.absent"),
+    ("SHARDCRON_CACHE_BYTES", "cache.bytes"),
     ("SHARDCRON_LOG_FORMAT", "log.format"),
     ("SHARDCRON_LOG_FILTER", "log.filter"),
     ("SHARDCRON_LOG", "log.filter"),
+    ("SHARDCRON_LOG_TRACE_FILE", "log.trace_file"),
 ];
 
 impl Config {
@@ -343,6 +406,18 @@ impl Config {
                 );
             }
         }
+        for (name, url) in &self.databases.0 {
+            shardcron_domain::job::check_name(name, 32).map_err(|e| anyhow::anyhow!("databases: {e}"))?;
+            if !["mysql://", "mariadb://", "sqlite:"].iter().any(|scheme| url.starts_with(scheme)) {
+                bail!("databases.{name}: a URL that begins with mysql:// or sqlite:// is needed");
+            }
+        }
+        if self.ledger.call_timeout < Span::secs(1) {
+            bail!(
+                "ledger.call_timeout = \"{}\" is too short for a busy server; 1s is the least",
+                self.ledger.call_timeout
+            );
+        }
         if self.worker.lost_after < Span(300) {
             bail!(
                 "worker.lost_after = \"{}\" is too short to tell a lost worker from a busy one; 300ms is the least",
@@ -364,6 +439,7 @@ impl Config {
                 "scheduler.name = \"{name}\" begins like that of a worker that stands in for a scheduler; choose another"
             );
         }
+        crate::allowed::check(&self.worker)?;
         self.fallback.check(self.fallback_after(), self.scheduler.lease_ttl)?;
         if !matches!(self.log.format.as_str(), "text" | "json") {
             bail!("log.format = \"{}\"; text and json are possible", self.log.format);
@@ -391,7 +467,12 @@ fn value_of(key: &str, text: &str) -> Result<toml::Value> {
         "ledger.migrate" | "fallback.enabled" => {
             toml::Value::Boolean(text.parse().with_context(|| format!("'{text}' is not true or false"))?)
         }
-        "worker.allow_exec" | "fallback.tiers" => {
+        "worker.allow_exec"
+        | "fallback.tiers"
+        | "worker.pass_env"
+        | "worker.allow_users"
+        | "worker.allow_http"
+        | "worker.allow_secrets" => {
             toml::Value::Array(text.split(',').map(|t| toml::Value::String(t.trim().to_owned())).collect())
         }
         "worker.tiers" => {
@@ -466,8 +547,12 @@ mod tests {
             ("[worker]\nlost_aftr = \"9s\"\n", "line 2: unknown field `lost_aftr`"),
             ("[worker]\nlost_after = 9\n", "duration in quotes"),
             ("[worker]\nlost_after = \"1ms\"\n", "300ms is the least"),
+            ("[ledger]\ncall_timeout = \"10ms\"\n", "ledger.call_timeout"),
             ("[worker.tiers]\ncore = 0\n", "worker.tiers.core"),
             ("[log]\nformat = \"xml\"\n", "text and json"),
+            ("[worker]\nallow_http = [\"api.example.com\"]\n", "worker.allow_http"),
+            ("[worker]\nallow_secrets = [\"TOKEN\"]\n", "env:NAME"),
+            ("[worker]\nleftovers = \"ignore\"\n", "line 2: unknown variant `ignore`, expected `report` or `kill`"),
             ("[fallback]\nafter = \"4s\"\n", "fallback.after"),
             ("[fallback]\ntiers = []\n", "fallback.enabled = false"),
             ("[fallback]\nat_most_every = \"1ms\"\n", "1s is the least"),

@@ -56,7 +56,12 @@ pub fn seconds(ms: i64) -> String {
     format!("{:.1} s", ms as f64 / 1_000.0)
 }
 
-/// A number with separators.
+/// How many of something: "1 shard", "2,000 shards".
+pub fn counted(n: u64, word: &str) -> String {
+    format!("{} {word}{}", number(n), if n == 1 { "" } else { "s" })
+}
+
+/// A number with thousands apart.
 pub fn number(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);

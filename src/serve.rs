@@ -5,6 +5,7 @@
 //! Shutdown: the first SIGTERM or SIGINT drains; the second hands back what a worker still runs; the third ends at once, as the second
 //! does where no worker runs.
 
+use crate::allowed::Leftovers;
 use crate::config::Config;
 use crate::health;
 use crate::stand_in::StandIn;
@@ -14,9 +15,9 @@ use shardcron_actors::guardian::OnFatal;
 use shardcron_actors::worker::Resolve;
 use shardcron_actors::{Io, ledger_time};
 use shardcron_actors::{Scheduler, SchedulerOptions, TierOptions, Worker, WorkerOptions};
-use shardcron_handlers::{HandlerOptions, Handlers};
+use shardcron_handlers::{Callbacks, Cgroups, HandlerOptions, Handlers, HttpRules, ProgramRules};
 use shardcron_sdk::Registry;
-use shardcron_web::{PortsState, ProcessHealth, WebHandle, WebOptions};
+use shardcron_web::{CallbackDesk, PortsState, ProcessHealth, WebHandle, WebOptions};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -128,7 +129,13 @@ async fn run(
     io.spawn(ledger_time::follow(wired.ports.clone()));
     let on_fatal = Arc::new(give_up());
     let (health_tx, health_rx) = watch::channel(ProcessHealth::default());
-    let web = start_web(&config, &wired, &io, metrics, health_rx).await?;
+    let callbacks = roles.worker.then(|| Arc::new(Callbacks::default()));
+    // Before anything leads or consumes: what is wrong in a worker's configuration ends the process here.
+    let worker = match &callbacks {
+        Some(callbacks) => Some(worker_options(&config, &wired, registry, callbacks.clone())?),
+        None => None,
+    };
+    let web = start_web(&config, &wired, &io, (metrics, health_rx), callbacks).await?;
     let scheduler =
         roles.scheduler.then(|| Scheduler::start(wired.ports.clone(), scheduler_options(&config), on_fatal.clone()));
     let status = scheduler.as_ref().map(Scheduler::status);
@@ -140,9 +147,8 @@ async fn run(
         let ends = (on_fatal.clone(), shutdown.clone());
         actix::spawn(StandIn::new(&config, name, wired.ports.clone(), options, ends).run())
     });
-    if roles.worker {
-        let live = live(&config, &wired, registry, on_fatal, (&shutdown, &hurry));
-        live.await?;
+    if let Some(options) = worker {
+        live(&config, &wired, options, on_fatal, (&shutdown, &hurry)).await?;
     } else {
         shutdown.cancelled().await;
     }
@@ -165,11 +171,10 @@ async fn run(
 async fn live(
     config: &Config,
     wired: &Wired,
-    registry: Registry,
+    options: WorkerOptions,
     on_fatal: Arc<OnFatal>,
     (shutdown, hurry): (&CancellationToken, &CancellationToken),
 ) -> Result<()> {
-    let options = worker_options(config, wired, registry);
     loop {
         let start = Worker::start(wired.ports.clone(), options.clone(), on_fatal.clone());
         let mut worker = tokio::select! {
@@ -264,15 +269,33 @@ fn scheduler_options(config: &Config) -> SchedulerOptions {
     }
 }
 
-fn worker_options(config: &Config, wired: &Wired, registry: Registry) -> WorkerOptions {
-    let mut options =
-        HandlerOptions::new(wired.ports.ledger.clone(), registry).allow_exec(config.worker.allow_exec.clone());
-    if let Some(dir) = &config.worker.work_dir {
-        options = options.work_dir(dir.clone());
-    }
+fn worker_options(
+    config: &Config,
+    wired: &Wired,
+    registry: Registry,
+    callbacks: Arc<Callbacks>,
+) -> Result<WorkerOptions> {
+    let mut options = HandlerOptions::new(wired.ports.ledger.clone(), registry)
+        .allow_exec(config.worker.allow_exec.clone())
+        .databases(config.databases.0.clone());
+    options.programs = ProgramRules {
+        work_dir: config.worker.work_dir.clone(),
+        pass_env: config.worker.pass_env.clone(),
+        allow_users: config.worker.allow_users.clone(),
+        limits: config.worker.limits,
+        kill_leftovers: config.worker.leftovers == Leftovers::Kill,
+        cgroups: cgroups(config)?,
+    };
+    options.calls = HttpRules {
+        allow: config.worker.allow_http.clone(),
+        secrets: config.worker.allow_secrets.clone(),
+        authorities: config.worker.http_ca.clone(),
+        callbacks,
+    };
+    options.calls.check().map_err(anyhow::Error::msg)?;
     let handlers = Handlers::new(options);
     let resolve: Resolve = Arc::new(move |spec| handlers.resolve(spec));
-    WorkerOptions {
+    Ok(WorkerOptions {
         name: config.worker.name.clone().unwrap_or_else(|| format!("{}-{}", host(), std::process::id())),
         host: host(),
         tiers: config
@@ -284,6 +307,42 @@ fn worker_options(config: &Config, wired: &Wired, registry: Registry) -> WorkerO
         lost_after: config.worker.lost_after.as_std(),
         ack_horizon: config.worker.ack_horizon.as_std(),
         resolve,
+        caches: shardcron_actors::worker::caches(config.cache.options(), wired.cache.clone()),
+    })
+}
+
+/// Where programs get cgroups, if this worker runs any.
+fn cgroups(config: &Config) -> Result<Option<Cgroups>> {
+    if config.worker.allow_exec.is_empty() {
+        return Ok(None);
+    }
+    let found = Cgroups::look(&config.worker.cgroup).map_err(anyhow::Error::msg)?;
+    if let Some(cgroups) = &found {
+        tracing::info!(cgroups = cgroups.describe(), "programs get cgroups");
+    }
+    Ok(found)
+}
+
+/// The handlers' side of the web server's door.
+struct Desk(Arc<Callbacks>);
+
+impl CallbackDesk for Desk {
+    fn admit(&self, token: &str) -> Result<usize, (u16, String)> {
+        self.0.admit(token).map_err(|refused| (refused.status, refused.sentence))
+    }
+
+    fn take(&self, token: &str, kind: &str, body: &[u8]) -> (u16, String) {
+        let reply = self.0.take(token, kind, body);
+        (reply.status, reply.sentence)
+    }
+}
+
+/// Where services reach this process. On all addresses it listens as its host's name.
+fn reached_at(config: &Config, listens: SocketAddr) -> String {
+    match (&config.worker.callback_url, listens.ip().is_unspecified()) {
+        (Some(url), _) => url.clone(),
+        (None, true) => format!("http://{}:{}", host(), listens.port()),
+        (None, false) => format!("http://{listens}"),
     }
 }
 
@@ -291,8 +350,22 @@ async fn start_web(
     config: &Config,
     wired: &Wired,
     io: &tokio::runtime::Handle,
-    metrics: metrics_exporter_prometheus::PrometheusHandle,
-    own: watch::Receiver<ProcessHealth>,
+    (metrics, own): (metrics_exporter_prometheus::PrometheusHandle, watch::Receiver<ProcessHealth>),
+    callbacks: Option<Arc<Callbacks>>,
+) -> Result<Option<WebHandle>> {
+    let web = listen(config, wired, io, (metrics, own), callbacks.clone()).await?;
+    if let (Some(web), Some(callbacks)) = (&web, callbacks) {
+        callbacks.reached_at(&reached_at(config, web.local_addr()));
+    }
+    Ok(web)
+}
+
+async fn listen(
+    config: &Config,
+    wired: &Wired,
+    io: &tokio::runtime::Handle,
+    (metrics, own): (metrics_exporter_prometheus::PrometheusHandle, watch::Receiver<ProcessHealth>),
+    callbacks: Option<Arc<Callbacks>>,
 ) -> Result<Option<WebHandle>> {
     let (listen, asked_for) = match config.http.listen.as_deref() {
         Some("off") => return Ok(None),
@@ -312,6 +385,7 @@ async fn start_web(
     options.token = config.http.token.clone();
     options.lost_after = config.worker.lost_after.as_std();
     options.metrics = Some(metrics);
+    options.callbacks = callbacks.map(|callbacks| Arc::new(Desk(callbacks)) as Arc<dyn CallbackDesk>);
     let first = io.spawn(shardcron_web::serve(options.clone(), state.clone())).await.context("the web server")?;
     match first {
         Ok(web) => Ok(Some(web)),

@@ -1,10 +1,10 @@
 //! Puts the concrete adapters behind the ports, as the configuration says.
 
-use crate::config::{Config, masked};
+use crate::config::{Config, LedgerConfig, masked};
 use anyhow::{Context, Result};
 use shardcron_actors::ledger_time::LedgerTime;
 use shardcron_actors::modes::Modes;
-use shardcron_actors::{Io, Ports, SystemClock, SystemEntropy};
+use shardcron_actors::{Io, Ports, SystemClock, SystemEntropy, Trace, TraceFile};
 use shardcron_broker::ledger::LedgerBroker;
 use shardcron_broker::rabbitmq::{RabbitMq, RabbitOptions};
 use shardcron_broker::{Broker, fallback};
@@ -12,7 +12,7 @@ use shardcron_domain::modes::Mode;
 use shardcron_store::fallback::{Fallback, FallbackOptions};
 use shardcron_store::redis::RedisStores;
 use shardcron_store::sql::{LedgerLease, LedgerPresence, SqlLedger, SqlOptions};
-use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, NoIdempotency, Presence};
+use shardcron_store::{IdempotencyStore, LeaseStore, Ledger, NoIdempotency, Presence, SharedCache};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -22,6 +22,8 @@ pub type Fault = watch::Receiver<Option<String>>;
 
 /// The name of the trigger role's lease.
 const LEASE: &str = "trigger";
+/// How long the tables are tried to be made while somebody else has the file.
+const MIGRATION_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a process is connected to.
 pub struct Wired {
@@ -33,6 +35,8 @@ pub struct Wired {
     pub redis: Option<RedisStores>,
     /// Where lease and presence are rows.
     live: SqlLedger,
+    /// The level of caches that all workers share.
+    pub cache: Option<Arc<dyn SharedCache>>,
     /// What leads to the degraded modes; see [`Wired::follow_faults`].
     pub faults: Vec<(Mode, Fault)>,
 }
@@ -60,7 +64,7 @@ impl Wired {
 /// # Errors
 /// A URL that can't be read.
 pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
-    let sql = wait_for_ledger(&config.ledger.url).await?;
+    let sql = wait_for_ledger(&config.ledger).await?;
     let ledger: Arc<dyn Ledger> = Arc::new(sql.clone());
     let redis = match &config.redis.url {
         Some(url) => Some(redis(url, config)?),
@@ -68,6 +72,7 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
     };
     let live = live_rows(config, &sql).await?;
     let mut faults: Vec<(Mode, Fault)> = sql.fault().map(|fault| (Mode::LedgerAway, fault)).into_iter().collect();
+    let mut cache: Option<Arc<dyn SharedCache>> = None;
     let (lease, presence, idempotency): (Arc<dyn LeaseStore>, Arc<dyn Presence>, Arc<dyn IdempotencyStore>) =
         match &redis {
             Some(stores) => {
@@ -78,6 +83,7 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
                 };
                 let both = Fallback::new(stores.clone(), live.clone(), options);
                 faults.push((Mode::RedisAway, both.fault()));
+                cache = Some(Arc::new(both.cache()));
                 (Arc::new(both.lease(LEASE)), Arc::new(both.presence()), Arc::new(both.idempotency()))
             }
             None => (
@@ -98,10 +104,19 @@ pub async fn connect(config: &Config, name: &str) -> Result<Wired> {
         ledger_time: LedgerTime::default(),
         entropy: Arc::new(SystemEntropy),
         modes: Modes::default(),
+        trace: Trace::off(),
         io: Io::on(tokio::runtime::Handle::current()),
         handlers: Io::on(tokio::runtime::Handle::current()),
     };
-    Ok(Wired { ports, sql, redis, live, faults })
+    let ports = match &config.log.trace_file {
+        Some(path) => {
+            let life = format!("{name}/{}", ports.entropy.id());
+            let file = TraceFile::open(path, life).with_context(|| format!("log.trace_file {}", path.display()))?;
+            ports.traced(Trace::to(Arc::new(file)))
+        }
+        None => ports,
+    };
+    Ok(Wired { ports, sql, redis, live, cache, faults })
 }
 
 fn redis(url: &str, config: &Config) -> Result<RedisStores> {
@@ -136,19 +151,35 @@ async fn live_rows(config: &Config, ledger: &SqlLedger) -> Result<SqlLedger> {
         return Ok(ledger.clone());
     }
     let path = config.ledger.url.split('?').next().unwrap_or(&config.ledger.url);
-    let live = SqlLedger::connect(&format!("{path}.live"), SqlOptions::default())
-        .await
-        .context("the file for lease and presence")?;
-    live.migrate().await.context("the file for lease and presence")?;
+    let own = LedgerConfig { url: format!("{path}.live"), ..config.ledger.clone() };
+    let live = wait_for_ledger(&own).await.context("the file for lease and presence")?;
+    migrate(&live).await.context("the file for lease and presence")?;
     Ok(live)
 }
 
+/// Brings the tables to this program's version. Of two processes that make one SQLite file at the same moment, SQLite turns one away
+/// without waiting; that one tries again.
+pub(crate) async fn migrate(ledger: &dyn Ledger) -> Result<(), shardcron_store::StoreError> {
+    let until = tokio::time::Instant::now() + MIGRATION_PATIENCE;
+    loop {
+        match ledger.migrate().await {
+            Err(e) if e.is_transient() && tokio::time::Instant::now() < until => {
+                tracing::debug!(error = %e, "the tables could not be made yet");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            other => return other.map(drop),
+        }
+    }
+}
+
 /// A server that is not up yet is waited for, and said so in one line (case D-07).
-async fn wait_for_ledger(url: &str) -> Result<SqlLedger> {
+async fn wait_for_ledger(LedgerConfig { url, call_timeout, .. }: &LedgerConfig) -> Result<SqlLedger> {
+    let (own, call_timeout) = (SqlOptions::default(), Duration::from_millis(call_timeout.0));
+    let options = SqlOptions { call_timeout, acquire_timeout: own.acquire_timeout.min(call_timeout), ..own };
     let mut wait = Duration::from_millis(100);
     let mut said = false;
     loop {
-        match SqlLedger::connect(url, SqlOptions::default()).await {
+        match SqlLedger::connect(url, options).await {
             Ok(ledger) => {
                 if said {
                     tracing::info!("the ledger is there");

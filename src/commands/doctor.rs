@@ -6,9 +6,10 @@ use crate::output::{Out, line};
 use crate::wiring::{self, Wired};
 use anyhow::Result;
 use serde::Serialize;
-use shardcron_broker::{Broker, BrokerState};
+use shardcron_broker::{Broker, BrokerError, BrokerState};
 use shardcron_domain::fallback;
 use shardcron_domain::modes::Mode;
+use shardcron_handlers::{Cgroups, HttpRules};
 use shardcron_store::SeenWorker;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -33,6 +34,8 @@ pub async fn run(config: Config, out: Out) -> Result<ExitCode> {
             redis(&wired, &config, &mut checks).await;
             broker(&wired, &config, &mut checks).await;
             cluster(&wired, &config, &mut checks).await;
+            checks.extend(programs(&config));
+            checks.extend(authorities(&config));
             wired.ports.broker.close().await;
         }
         Ok(Err(e)) => checks.push(bad("configuration", format!("{e:#}"))),
@@ -64,6 +67,60 @@ fn good(what: &str, detail: String) -> Check {
 
 fn bad(what: &str, detail: String) -> Check {
     Check { what: what.into(), ok: false, detail }
+}
+
+/// What this machine gives to programs, if it were a worker with this configuration.
+fn programs(config: &Config) -> Vec<Check> {
+    let worker = &config.worker;
+    if worker.allow_exec.is_empty() {
+        return Vec::new();
+    }
+    let mut checks = Vec::new();
+    match std::path::Path::new("/bin/sh").exists() {
+        true => {
+            checks.push(cgroups(&worker.cgroup));
+        }
+        false => checks.push(bad("programs", "there is no /bin/sh, which sets the limits of jobs; install one".into())),
+    }
+    if !std::path::Path::new("/proc/self/environ").exists() {
+        checks.push(bad(
+            "programs",
+            "there is no /proc: processes that leave their program's group are not found".into(),
+        ));
+    }
+    if !worker.allow_users.is_empty() && !nix::unistd::Uid::effective().is_root() {
+        let users = worker.allow_users.join(", ");
+        checks.push(bad(
+            "programs",
+            format!("allow_users = {users} needs a worker that runs as root, and this user is not"),
+        ));
+    }
+    checks
+}
+
+/// The certificates that `http` handlers trust beside the machine's own.
+fn authorities(config: &Config) -> Option<Check> {
+    let file = config.worker.http_ca.clone()?;
+    let found = format!("{} is trusted beside the machine's own certificates", file.display());
+    let rules = HttpRules { authorities: Some(file), ..HttpRules::default() };
+    Some(rules.check().map_or_else(|why| bad("services", why), |()| good("services", found)))
+}
+
+/// Which of the two ways of limiting programs holds here.
+fn cgroups(setting: &str) -> Check {
+    let each = "open files and processor time are limited for each process, by setrlimit";
+    match Cgroups::look(setting) {
+        Ok(Some(found)) if found.controllers().memory => good("programs", format!("{}; {each}", found.describe())),
+        Ok(Some(found)) => good("programs", format!("{}; memory, {each}", found.describe())),
+        Ok(None) => {
+            let why = if setting == "off" { "are switched off" } else { "were not found" };
+            good(
+                "programs",
+                format!("memory, {each}; cgroups {why} (worker.cgroup), so cpu_percent and processes can't be limited"),
+            )
+        }
+        Err(why) => bad("programs", why),
+    }
 }
 
 async fn ledger(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
@@ -126,6 +183,10 @@ async fn broker(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
     }
     match broker.declare(&tiers).await {
         Ok(()) => checks.push(good("broker", format!("queues of {} are as they must be", tiers.join(", ")))),
+        Err(e @ BrokerError::Unavailable(_)) => checks.push(bad(
+            "broker",
+            format!("{e}. The server answers and one of its queues does not: docs/errors/queue-silent.md"),
+        )),
         Err(e) => checks.push(bad("broker", e.to_string())),
     }
 }

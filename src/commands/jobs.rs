@@ -17,6 +17,7 @@ use serde_json::json;
 use shardcron_domain::JobSpec;
 use shardcron_domain::plan::ShardPlan;
 use shardcron_domain::units::rfc3339;
+use shardcron_store::StoreError;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -120,10 +121,6 @@ pub fn with_next(jobs: Vec<JobSpec>, now_ms: i64) -> Result<Vec<(JobSpec, Option
         .collect()
 }
 
-pub fn plural(n: usize, word: &str) -> String {
-    if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") }
-}
-
 async fn list(config: &Config, out: Out) -> Result<ExitCode> {
     let wired = connect_to_look(config).await?;
     let jobs = wired.ports.ledger.jobs().await?;
@@ -170,8 +167,17 @@ async fn show(name: &str, config: &Config, out: Out) -> Result<ExitCode> {
     let wired = connect_to_look(config).await?;
     let Some(job) = wired.ports.ledger.job(name).await? else { return Err(unknown(&wired, name).await?) };
     let spec = job.spec.map_err(|e| anyhow::anyhow!("job '{name}' can't be read: {e}"))?;
-    let shards = ShardPlan::from_spec(&spec.shards).map(|p| p.count()).unwrap_or(0);
-    out.answer(&json!({ "job": spec, "version": job.version, "next": job.next_fire_ms.map(rfc3339), "paused_by": job.paused_by }), || {
+    let plan = ShardPlan::from_spec(&spec.shards).ok();
+    let shards = plan.as_ref().map_or_else(
+        || "-".to_owned(),
+        |plan| {
+            let cut =
+                if spec.shards.balance.is_some() { "; cut anew by the durations of the last good run" } else { "" };
+            if plan.is_later() { format!("{plan}{cut}") } else { format!("{} ({plan}{cut})", plan.count()) }
+        },
+    );
+    let plan = plan.map(|plan| plan.to_string());
+    out.answer(&json!({ "job": spec, "plan": plan, "version": job.version, "next": job.next_fire_ms.map(rfc3339), "paused_by": job.paused_by }), || {
         line(&format!("job      {} (version {})", job.name, job.version));
         line(&format!("next     {}", instant(job.next_fire_ms)));
         line(&format!("shards   {shards}"));
@@ -182,6 +188,14 @@ async fn show(name: &str, config: &Config, out: Out) -> Result<ExitCode> {
         line(&format!("spec     {}", spec.canonical_json()));
     });
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the ledger says of a change that can't be is about what was asked for: misuse, as a fault in the file is.
+pub fn refused(error: StoreError) -> anyhow::Error {
+    match error {
+        StoreError::Invalid(sentence) => Misuse(sentence).into(),
+        other => other.into(),
+    }
 }
 
 /// The error for a name that no job has, with the nearest one.

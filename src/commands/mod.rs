@@ -2,12 +2,15 @@
 
 pub mod backfill;
 pub mod dead;
+mod dead_letters;
 pub mod doctor;
 pub mod executions;
 pub mod explain;
 pub mod import;
 pub mod jobs;
+pub mod logs;
 pub mod migrate;
+pub mod operate;
 pub mod pause;
 pub mod prune;
 pub mod trigger;
@@ -63,14 +66,19 @@ pub async fn connect_to_look(config: &Config) -> Result<Wired> {
 pub async fn connect_migrated(config: &Config) -> Result<Wired> {
     let wired = connect(config).await?;
     if config.ledger.migrate {
-        wired.ports.ledger.migrate().await.context("bringing the ledger's tables up to date")?;
+        crate::wiring::migrate(&*wired.ports.ledger).await.context("bringing the ledger's tables up to date")?;
     }
     Ok(wired)
 }
 
 /// Who does it, for the audit table.
 pub fn who() -> String {
-    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "unknown".into());
+    let named = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).ok().filter(|name| !name.is_empty());
+    // Where nothing says it, as in a container, the system knows who runs this; at least by number.
+    let user = named.unwrap_or_else(|| {
+        let uid = nix::unistd::Uid::effective();
+        nix::unistd::User::from_uid(uid).ok().flatten().map_or_else(|| format!("uid {uid}"), |user| user.name)
+    });
     format!("{user} (command line)")
 }
 

@@ -2,7 +2,7 @@
 
 use super::connect_to_look;
 use crate::config::Config;
-use crate::output::{Out, line, number};
+use crate::output::{Out, counted, line};
 use anyhow::Result;
 use shardcron_store::{PruneCursor, Pruned};
 use std::process::ExitCode;
@@ -29,11 +29,11 @@ pub async fn run(config: Config, out: Out) -> Result<ExitCode> {
             return;
         }
         line(&format!(
-            "deleted {} executions, {} decisions and {} dead letters ({} rows)",
-            number(all.executions),
-            number(all.decisions),
-            number(all.dead_letters),
-            number(all.rows)
+            "deleted {}, {} and {} ({})",
+            counted(all.executions, "execution"),
+            counted(all.decisions, "decision"),
+            counted(all.dead_letters, "dead letter"),
+            counted(all.rows, "row")
         ));
     });
     Ok(ExitCode::SUCCESS)

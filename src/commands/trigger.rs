@@ -3,7 +3,7 @@
 use super::{Misuse, connect_to_look, jobs::unknown, who};
 use crate::cli::Params;
 use crate::config::Config;
-use crate::output::{Out, draws, line, seconds};
+use crate::output::{Out, counted, draws, line, seconds};
 use crate::wiring::Wired;
 use anyhow::Result;
 use clap::Args;
@@ -102,7 +102,10 @@ pub async fn run(args: TriggerArgs, config: Config, out: Out) -> Result<ExitCode
             seconds(took)
         ));
         if row.failed > 0 {
-            line(&format!("{} shards failed; see: shardcron executions show {execution}", row.failed));
+            line(&format!(
+                "{} failed; see: shardcron executions show {execution}",
+                counted(row.failed.into(), "shard")
+            ));
         }
     });
     Ok(if row.phase == Phase::Success { ExitCode::SUCCESS } else { ExitCode::FAILURE })

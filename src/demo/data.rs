@@ -10,11 +10,16 @@ const PLANES: &[u8] = include_bytes!("../../examples/reconcile-flights/data/plan
 
 /// How much was loaded.
 pub struct Loaded {
+    /// Rows of `demo_flights`.
     pub flights: u64,
+    /// Rows of `demo_planes`.
     pub planes: u64,
 }
 
 /// Makes the three tables anew and fills two of them.
+///
+/// # Errors
+/// The database refuses it.
 pub async fn load(ledger: &SqlLedger) -> Result<Loaded> {
     ledger
         .execute_script(

@@ -1,7 +1,7 @@
 //! `shardcron demo`: the main job on real input, in separate processes, with one of them killed in the middle.
 
 mod children;
-mod data;
+pub mod data;
 mod report;
 mod watch;
 
@@ -78,7 +78,7 @@ async fn demo(args: &DemoArgs, config: Config, dir: PathBuf, out: Out) -> Result
         }
     };
     let wired = wiring::connect(&config, "shardcron-demo").await?;
-    wired.ports.ledger.migrate().await.context("the ledger's tables")?;
+    crate::wiring::migrate(&*wired.ports.ledger).await.context("the ledger's tables")?;
     say("Shardcron demo: every flight that left New York City in 2013, matched against the aircraft register."
         .to_owned());
     let loaded = data::load(&wired.sql).await.context("loading the example's data")?;

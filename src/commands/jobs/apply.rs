@@ -2,10 +2,10 @@
 
 use super::files::{self, Found};
 use super::validate::{hints_of, print as print_hints};
-use super::{diff, plural, unserved};
+use super::{diff, unserved};
 use crate::commands::{Misuse, connect_migrated, connect_to_look, now_ms, who};
 use crate::config::Config;
-use crate::output::{Out, instant, line, table};
+use crate::output::{Out, counted, instant, line, table};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
@@ -72,7 +72,7 @@ pub async fn run(args: ApplyArgs, config: &Config, out: Out) -> Result<ExitCode>
     let mut next_of = HashMap::new();
     if !args.dry_run {
         let changes = JobChanges { apply: planned.iter().map(apply).collect(), delete: delete.clone(), source };
-        ledger.change_jobs(&changes, &who(), now).await?;
+        ledger.change_jobs(&changes, &who(), now).await.map_err(super::refused)?;
         // As the ledger has them: a changed job may owe an instant that is due.
         next_of = ledger.jobs().await?.into_iter().map(|job| (job.name, job.next_fire_ms)).collect();
     }
@@ -110,7 +110,7 @@ fn wanted_versions(texts: &[String], jobs: &[Found]) -> Result<BTreeMap<String, 
             (Some((name, version)), _) => (name.to_owned(), version),
             (None, [one]) => (one.placed.spec.name.clone(), text.as_str()),
             (None, _) => {
-                let many = plural(jobs.len(), "job");
+                let many = counted(jobs.len() as u64, "job");
                 return Err(Misuse(format!("--expect-version {text}: there are {many}; write JOB=VERSION")).into());
             }
         };

@@ -87,6 +87,9 @@ fn value(answer: &Answer) -> Value {
                 }
                 next.push(at);
             }
+            Coming::Lost { at_ms, clock_change } => {
+                marks.push(json!({ "at": rfc3339(*at_ms), "mark": "clock_change", "text": clock_change }));
+            }
             Coming::Skipped { first_ms, last_ms, count, exception } => marks.push(json!({
                 "at": rfc3339(*first_ms), "until": rfc3339(*last_ms), "instants": count,
                 "mark": "skipped_exception", "text": exception
@@ -108,6 +111,7 @@ fn print(answer: &Answer) {
             }
             vec![String::new(), local(*nominal_ms), rfc3339(*nominal_ms), marks.join("; ")]
         }
+        Coming::Lost { at_ms, clock_change } => vec![String::new(), "-".into(), rfc3339(*at_ms), clock_change.clone()],
         Coming::Skipped { first_ms, last_ms, count, exception } => {
             let run = if *count > 1 { format!(" ({count} instants, to {})", local(*last_ms)) } else { String::new() };
             vec![String::new(), local(*first_ms), rfc3339(*first_ms), format!("skipped: {exception}{run}")]

@@ -1,9 +1,8 @@
 //! `shardcron jobs validate`
 
 use super::files::{self, Found};
-use super::plural;
 use crate::commands::now_ms;
-use crate::output::{Out, line};
+use crate::output::{Out, counted, line};
 use anyhow::Result;
 use serde_json::{Value, json};
 use shardcron_domain::hints::hints;
@@ -15,7 +14,7 @@ pub fn run(file: &Path, out: Out) -> Result<ExitCode> {
     let names: Vec<&str> = loaded.jobs.iter().map(|found| found.placed.spec.name.as_str()).collect();
     let hints = hints_of(&loaded.jobs);
     out.answer(&json!({ "valid": names, "hints": hints }), || {
-        line(&format!("{}: {} valid ({})", file.display(), plural(names.len(), "job"), names.join(", ")));
+        line(&format!("{}: {} valid ({})", file.display(), counted(names.len() as u64, "job"), names.join(", ")));
         print(&hints);
     });
     Ok(ExitCode::SUCCESS)

@@ -75,7 +75,7 @@ pub async fn delete(name: &str, expect: Option<u32>, config: &Config, out: Out) 
     let Some(job) = wired.ports.ledger.job(name).await? else { return Err(unknown(&wired, name).await?) };
     let changes =
         JobChanges { delete: vec![(name.to_owned(), expect.unwrap_or(job.version))], ..JobChanges::default() };
-    wired.ports.ledger.change_jobs(&changes, &who(), now_ms()).await?;
+    wired.ports.ledger.change_jobs(&changes, &who(), now_ms()).await.map_err(super::refused)?;
     out.answer(&json!({ "job": name, "state": "deleted" }), || {
         line(&format!("{name} is deleted; its executions stay in the ledger, and those that run go on"));
     });
