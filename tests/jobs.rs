@@ -257,6 +257,31 @@ fn f2_a_schedule_that_can_not_be_computed_is_a_decision() {
     assert!(cluster.json(&["jobs", "list"])["jobs"][0]["state"].as_str().unwrap().starts_with("invalid"));
 }
 
+/// What a file says of other jobs is wrong or right by what the ledger has: the file's author is told, with exit code 2, and nothing
+/// is written.
+#[test]
+fn unknown_upstreams_circles_and_followed_jobs_are_misuse() {
+    let cluster = Cluster::embedded();
+    let apply = |text: String| {
+        let file = write(&cluster, "jobs.toml", &text);
+        let output = cluster.cli(&["jobs", "apply", &file]);
+        (output.status.code(), words(&output))
+    };
+    let (code, told) = apply(format!("[job.report]\nafter = [\"laod\"]\n{NOOP}"));
+    assert!(code == Some(2) && told.contains("job 'report': after: there is no job 'laod'"), "{told}");
+    assert!(names(&cluster).is_empty());
+    assert_eq!(apply(format!("[job.load]\n{NOOP}\n[job.report]\nafter = [\"load\"]\n{NOOP}")).0, Some(0));
+    let (code, told) = apply(format!("[job.other]\nafter = [\"laod\"]\n{NOOP}"));
+    assert!(code == Some(2) && told.contains("did you mean 'load'?"), "{told}");
+    // The circle is closed by a file that does not show it.
+    let (code, told) = apply(format!("[job.load]\nafter = [\"report\"]\n{NOOP}"));
+    assert!(code == Some(2) && told.contains("in a circle"), "{told}");
+    let refused = cluster.cli(&["jobs", "delete", "load"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(words(&refused).contains("job 'report' follows it"), "{}", words(&refused));
+    assert_eq!(names(&cluster), ["load", "report"]);
+}
+
 /// What is imported is a job file like any other: valid, and applied as it is.
 #[test]
 fn imported_job_files_are_valid_and_can_be_applied() {

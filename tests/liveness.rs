@@ -115,7 +115,7 @@ fn takeover_immediate_is_refused_for_programs() {
     let output = cluster.cli(&["jobs", "apply", &file.display().to_string()]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("takeover") && said.contains("nothing fences what a program does"), "{said}");
+    assert!(said.contains("takeover") && said.contains("nothing fences what a program or a service does"), "{said}");
 }
 
 /// Poison with `takeover = "immediate"`: it uses up its tries within seconds and takes no further worker with it (R-02, T-04).

@@ -281,19 +281,25 @@ fn schedulers_away_at_a_lower_frequency() {
 /// within the bound of its return. Each absence is one entry and one exit.
 #[test]
 fn mysql_away_results_are_held_and_recorded_on_its_return() {
-    const SHARDS: u32 = 240;
+    // For each fault its own, so that there is work left when the database returns, however long the fault was noticed after.
+    const SHARDS: u32 = 120;
     let mut sql = Sql::start().unwrap();
     let database = sql.create_database(&testkit::unique_prefix()).unwrap();
     let redis = shared().redis_url().to_owned();
     let mut cluster = Cluster::on(&database, Some(shared().fresh_vhost()), Some(redis));
     cluster.set("SHARDCRON_HTTP_LISTEN", "127.0.0.1:0");
+    // A server that stands still is known as away after this time; nobody else is lost meanwhile, however busy the machine is.
+    cluster.set("SHARDCRON_LEDGER_CALL_TIMEOUT", "2s");
+    cluster.set("SHARDCRON_WORKER_LOST_AFTER", "9s");
     let load = format!("[job.load]\nhandler = {{ exec = [\"sleep\", \"0.3\"] }}\nshards = {{ modulo = {SHARDS} }}\n");
     cluster.apply(&(ticking("core", 2, "1m") + &load));
     let processes = ["scheduler-1", "worker-1", "worker-2"];
     cluster.start_all(1, 2);
     cluster.wait_workers(2);
-    let execution = cluster.trigger("load");
+    let mut executions = Vec::new();
     for (round, fault) in ["frozen", "killed"].iter().enumerate() {
+        let execution = cluster.trigger("load");
+        executions.push(execution);
         let ended = cluster.wait_ended(execution, 16, BOUND).succeeded;
         cluster.wait_ended(execution, ended + 8, BOUND);
         match round {
@@ -318,12 +324,17 @@ fn mysql_away_results_are_held_and_recorded_on_its_return() {
         for name in processes {
             wait_mode(&cluster, name, &[], BOUND);
         }
+        assert_eq!(cluster.wait_end(execution, BOUND).phase, Phase::Success);
     }
-    assert_eq!(cluster.wait_end(execution, BOUND).phase, Phase::Success);
-    cluster.assert_exact(execution, SHARDS);
-    let others =
-        cluster.block_on(cluster.ledger().query("SELECT outcome, COUNT(*) FROM attempts GROUP BY outcome", &[]));
-    eprintln!("attempts that ended otherwise: {:?}", others.unwrap());
+    for execution in executions {
+        cluster.assert_exact(execution, SHARDS);
+    }
+    // What was claimed ahead may have been handed back, by a worker that found its work long on a busy machine: it costs no try.
+    let bad: Vec<Vec<SqlArg>> = badly_ended(&cluster);
+    let other = |row: &&Vec<SqlArg>| row[0] != SqlArg::Text("handed_back".into());
+    assert_eq!(bad.iter().filter(other).count(), 0, "no attempt ended badly or was taken over: {bad:?}");
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM shards WHERE failures > 0"), 0, "none cost a try");
+    eprintln!("attempts that ended otherwise: {bad:?}");
     wait_decided(&cluster, "core", 4, BOUND);
     assert_eq!(missing_and_twice(&cluster), (0, 0));
     for name in processes {

@@ -6,7 +6,7 @@ mod support;
 
 use shardcron_domain::ExecutionId;
 use std::time::{Duration, Instant};
-use support::Cluster;
+use support::{Cluster, slack};
 use testkit::{wait_for, wait_until_some};
 
 const BOUND: Duration = Duration::from_secs(25);
@@ -25,6 +25,16 @@ fn most_at_once(cluster: &Cluster) -> i64 {
     cluster.number(
         "SELECT COALESCE(MAX(n), 0) FROM (SELECT COUNT(*) AS n FROM executions a JOIN executions b ON b.job_id = a.job_id \
          AND b.fired_ms <= a.fired_ms AND (b.ended_ms IS NULL OR b.ended_ms > a.fired_ms) GROUP BY a.id) AS counts",
+    )
+}
+
+/// The most executions whose handlers ran at the same time, by the workers' own clock, which is one on this machine. For where one
+/// execution is fired the moment that another has ended: when it was fired and when that had ended are said by two processes, each with
+/// an estimate of the database's clock of its own, which are some milliseconds apart on a busy machine.
+fn most_handlers_at_once(cluster: &Cluster) -> i64 {
+    cluster.number(
+        "SELECT COALESCE(MAX(n), 0) FROM (SELECT COUNT(DISTINCT b.execution_id) AS n FROM results a JOIN results b \
+         ON b.started_ms <= a.started_ms AND b.ended_ms > a.started_ms GROUP BY a.execution_id, a.shard_index) AS counts",
     )
 }
 
@@ -88,7 +98,7 @@ fn o_01_a_queue_survives_the_leader() {
         cluster.number("SELECT COUNT(*) FROM executions WHERE state = 1") >= 4
             && cluster.number("SELECT COUNT(*) FROM waiting") == 0
     });
-    assert_eq!(most_at_once(&cluster), 1);
+    assert_eq!(most_handlers_at_once(&cluster), 1);
     let out_of_order =
         "SELECT COUNT(*) FROM executions a JOIN executions b ON a.fire_key < b.fire_key AND a.fired_ms > b.fired_ms";
     assert_eq!(cluster.number(out_of_order), 0, "in the order in which they were asked for");
@@ -142,7 +152,8 @@ fn jobs_follow_jobs_and_survive_the_leader() {
     wait_for("the middle", BOUND, || runs(&cluster, "left") == 1 && runs(&cluster, "right") == 1);
     let late = "SELECT COALESCE(MAX(d.fired_ms - u.ended_ms), 0) FROM executions d JOIN jobs j ON j.id = d.job_id AND j.name IN ('left', 'right') \
                 JOIN executions u ON u.nominal_ms = d.nominal_ms JOIN jobs k ON k.id = u.job_id AND k.name = 'load'";
-    assert!(cluster.number(late) < 3_000, "fired {} ms after the upstream's end", cluster.number(late));
+    let late = cluster.number(late);
+    assert!(late < 1_000 * i64::from(slack()), "fired {late} ms after the upstream's end");
     cluster.kill(&leader);
     cluster.wait_leader(epoch);
     wait_for("the fan-in", BOUND, || runs(&cluster, "report") == 1 && seen.exists());
@@ -187,6 +198,13 @@ fn a_backfill_runs_past_instants_once() {
     wait_for("five more", BOUND, || cluster.number("SELECT COUNT(*) FROM executions WHERE state = 1") == 10);
     assert_eq!(cluster.number("SELECT COUNT(*) FROM executions WHERE fire_key LIKE '%/again:three'"), 5);
     assert_eq!(cluster.number("SELECT COUNT(*) FROM executions WHERE shards_total = 1"), 5);
+    // What is asked for stays as long as decisions do; then the request's id is free again.
+    cluster.set("SHARDCRON_RETENTION_DECISIONS", "1h");
+    cluster.cli(&["prune"]);
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM backfills"), 3, "they are young");
+    cluster.set("SHARDCRON_RETENTION_DECISIONS", "1ms");
+    let pruned = cluster.json(&["prune"]);
+    assert_eq!((pruned["backfills"].as_i64(), cluster.number("SELECT COUNT(*) FROM backfills")), (Some(3), 0));
     let bad = cluster.cli(&["backfill", "day", "--from", "2026-03-01"]);
     assert_eq!(bad.status.code(), Some(2), "{}", String::from_utf8_lossy(&bad.stderr));
 }

@@ -133,6 +133,19 @@ fn next_needs_no_service_and_prints_utc() {
     let people = String::from_utf8_lossy(&people.stdout).into_owned();
     assert!(people.contains("Sun 2025-03-09 03:00:00 EDT  2025-03-09T07:00:00Z  clocks go forward"), "{people}");
     assert!(people.contains("02:30 does not exist, fires 03:00") && people.contains("never"), "{people}");
+    let skips = cluster.path("skips.toml");
+    let schedule = "{ cron = \"30 2 * * *\", timezone = \"America/New_York\", dst = { gap = \"skip\" } }";
+    std::fs::write(&skips, format!("[job.skips]\nschedule = {schedule}\nhandler = {{ rust = \"noop\" }}\n")).unwrap();
+    let skips = skips.display().to_string();
+    let lost = cluster.json(&["jobs", "next", &skips, "--from", "2025-03-08T12:00:00Z", "--count", "1"]);
+    assert_eq!(lost[0]["next"], serde_json::json!(["2025-03-10T06:30:00Z"]));
+    assert_eq!(
+        (&lost[0]["marks"][0]["mark"], &lost[0]["marks"][0]["at"]),
+        (&serde_json::json!("clock_change"), &serde_json::json!("2025-03-09T07:00:00Z"))
+    );
+    let people = cluster.cli(&["jobs", "next", &skips, "--from", "2025-03-08T12:00:00Z", "--count", "1"]);
+    let people = String::from_utf8_lossy(&people.stdout).into_owned();
+    assert!(people.contains("02:30 does not exist, does not fire"), "{people}");
     for count in ["0", "10001", "-1", "many"] {
         let refused = cluster.cli(&["jobs", "next", &file, &format!("--count={count}")]);
         assert_eq!(refused.status.code(), Some(2), "{count}");
@@ -203,6 +216,22 @@ fn z_01_an_open_address_without_a_token_is_refused() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("token"), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// A file of certificates that can't be used is said at the start and by the doctor, and not in the night at a call.
+#[test]
+fn certificates_that_cannot_be_read_keep_a_worker_from_starting() {
+    let mut cluster = Cluster::embedded();
+    cluster.set("SHARDCRON_WORKER_HTTP_CA", "/nowhere/ca.pem");
+    let output = cluster.cli(&["worker"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("http_ca = \"/nowhere/ca.pem\""), "{said}");
+    let report = cluster.cli(&["doctor"]);
+    let said = String::from_utf8_lossy(&report.stdout);
+    assert!(
+        report.status.code() == Some(1) && said.contains("BAD  services") && said.contains("/nowhere/ca.pem"),
+        "{said}"
+    );
+}
+
 #[test]
 fn e_06_the_doctor_names_what_must_be_mended() {
     let redis = Redis::start_with(&["--maxmemory-policy", "allkeys-lru"]).unwrap();
@@ -249,4 +278,104 @@ fn s_18_a_paused_job_stays_paused() {
     assert!(cluster.json(&["jobs", "list"])["jobs"][0]["state"].as_str().unwrap().starts_with("paused by"));
     assert!(cluster.cli(&["jobs", "resume", "tick"]).status.success());
     wait_for("it to fire again", BOUND, || cluster.number("SELECT COUNT(*) FROM executions") > fired);
+}
+
+/// One request to a service of the test: its address, and what it was asked with. It answers 202 and says no more.
+fn service_of_one_call() -> (String, std::sync::mpsc::Receiver<String>) {
+    use std::io::{BufRead, BufReader, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (asked, requests) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let head: Vec<String> =
+                BufReader::new(&stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+            let _ = stream.write_all(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            let _ = asked.send(head.join("\n"));
+        }
+    });
+    (url, requests)
+}
+
+fn password(url: &str) -> String {
+    let (_, rest) = url.split_once("://").unwrap();
+    rest.rsplit_once('@').and_then(|(who, _)| Some(who.split_once(':')?.1.to_owned())).unwrap_or_default()
+}
+
+/// Neither a header's secret nor the password of a service nor the address of a callback is in a log at its most talkative, in an answer
+/// of the web server or of a command, or on a command line (Z-05).
+#[test]
+fn z_05_no_secret_is_in_a_log_a_view_or_a_command_line() {
+    let services = testkit::shared();
+    let mut cluster = Cluster::on_services();
+    let (service, requests) = service_of_one_call();
+    for (name, value) in [
+        ("SHARDCRON_HTTP_LISTEN", "127.0.0.1:0"),
+        ("SHARDCRON_LOG_FILTER", "trace"),
+        ("SHARDCRON_WORKER_ALLOW_HTTP", &service),
+        ("SHARDCRON_WORKER_ALLOW_SECRETS", "env:SETTLE_KEY"),
+        ("SETTLE_KEY", "s3cret-of-the-test"),
+    ] {
+        cluster.set(name, value);
+    }
+    cluster.apply(&format!(
+        "[job.settle]\n[job.settle.handler.http]\nurl = \"{service}/settle\"\ncallback = true\n\
+         headers = {{ Authorization = {{ env = \"SETTLE_KEY\", prefix = \"Bearer \" }} }}\n"
+    ));
+    let processes = [cluster.start("scheduler", "scheduler-1"), cluster.start("worker", "worker-1")];
+    let execution = cluster.trigger("settle");
+    let request = requests.recv_timeout(BOUND).unwrap();
+    let header = |name: &str| {
+        let found = request.lines().find_map(|l| l.split_once(": ").filter(|(n, _)| n.eq_ignore_ascii_case(name)));
+        found.unwrap_or_else(|| panic!("{name}: {request}")).1.to_owned()
+    };
+    assert_eq!(header("authorization"), "Bearer s3cret-of-the-test");
+    let mut seen = Vec::new();
+    for name in ["scheduler-1", "worker-1"] {
+        for path in ["/", "/healthz", "/metrics", "/workers", "/jobs", "/jobs/pending"] {
+            seen.push((format!("{name}{path}"), get(&format!("{}{path}", web_of(&cluster, name))).1));
+        }
+    }
+    let callback = header("shardcron-callback");
+    let taken = ureq::post(&callback).send(r#"{"rows":1}"#).unwrap();
+    assert_eq!(taken.status().as_u16(), 202);
+    assert_eq!(cluster.wait_end(execution, BOUND).phase, Phase::Success);
+    let id = execution.to_string();
+    for arguments in [
+        &["doctor"][..],
+        &["jobs", "show", "settle"],
+        &["executions", "show", &id, "--shards"],
+        &["logs", &id],
+        &["explain", "settle"],
+        &["workers"],
+    ] {
+        let output = cluster.cli(arguments);
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        assert!(!text.is_empty(), "{arguments:?}");
+        seen.push((arguments.join(" "), text));
+    }
+    for process in processes {
+        let line = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        seen.push(("a command line".into(), String::from_utf8_lossy(&line).into_owned()));
+    }
+    for name in ["scheduler-1", "worker-1"] {
+        let log = cluster.log(name);
+        assert!(log.contains("TRACE") || log.contains("DEBUG"), "{name} is talkative");
+        seen.push((format!("the log of {name}"), log));
+    }
+    let secrets = [
+        "s3cret-of-the-test".to_owned(),
+        password(cluster.ledger_url()),
+        password(cluster.amqp_url()),
+        password(services.redis_url()),
+        callback[callback.len() - 64..].to_owned(),
+    ];
+    for secret in secrets.iter().filter(|secret| secret.len() > 7) {
+        for (what, text) in &seen {
+            let at = text.find(secret.as_str());
+            let around = at.map(|at| &text[text.floor_char_boundary(at.saturating_sub(200))..at]);
+            assert!(around.is_none(), "{what} holds a secret of {} characters, after: {around:?}", secret.len());
+        }
+    }
 }

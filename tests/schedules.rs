@@ -78,3 +78,27 @@ fn s_16_a_fixed_delay_counts_from_the_end_and_survives_a_restart() {
     }
     assert_eq!(cluster.number("SELECT COUNT(*) FROM decisions"), cluster.number("SELECT COUNT(*) FROM executions"));
 }
+
+/// A host in Shanghai, and database sessions there, too: an edited `*/5` job fires within five minutes (B-08).
+#[test]
+fn b_08_the_zone_of_the_host_and_of_the_session_move_no_instant() {
+    let mut url = testkit::shared().fresh_database();
+    url.push_str(if url.contains('?') { "&timezone=%2B08:00" } else { "?timezone=%2B08:00" });
+    let mut cluster = Cluster::on(&url, None, None);
+    cluster.set("TZ", "Asia/Shanghai");
+    let job = |date: &str| {
+        format!(
+            "[job.five]\nschedule = {{ cron = \"*/5 * * * *\" }}\nhandler = {{ rust = \"noop\" }}\nparams = {{ d = \"{date}\" }}\n"
+        )
+    };
+    cluster.apply(&job("a"));
+    cluster.apply(&job("b"));
+    let now = |cluster: &Cluster| cluster.block_on(shardcron_store::Ledger::server_now_ms(cluster.ledger())).unwrap();
+    let next = cluster.number("SELECT next_fire_ms FROM jobs");
+    let wait = next - now(&cluster);
+    assert!((-1_000..=300_000).contains(&wait) && next % 300_000 == 0, "in {wait} ms");
+    let host = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    let apart = now(&cluster) - i64::try_from(host.as_millis()).unwrap();
+    assert!(apart.abs() < 60_000, "the database's clock is read in UTC: {apart} ms apart");
+    assert_eq!(cluster.json(&["jobs", "list"])["jobs"][0]["version"], 2);
+}

@@ -17,7 +17,8 @@ fn form() -> Value {
 
 fn cluster() -> (Cluster, Management) {
     let mut cluster = Cluster::on_services();
-    cluster.apply("[job.demo]\nhandler = { rust = \"noop\" }\noverlap = \"allow\"\n[job.reconcile]\nhandler = { rust = \"noop\" }\n");
+    cluster.apply("[job.demo]\nhandler = { rust = \"noop\" }\noverlap = \"allow\"\n[job.reconcile]\nhandler = { rust = \"noop\" }\n\
+         [job.wide]\nhandler = { rust = \"noop\" }\nshards = { modulo = 4 }\n");
     cluster.start_all(1, 1);
     let management = testkit::shared().management_of(cluster.amqp_url());
     wait_for("the trigger queue", BOUND, || {
@@ -124,6 +125,28 @@ fn g_06_twice_without_an_id_fires_twice_and_with_one_once() {
     wait_executions(&cluster, "reconcile", 1);
     let with_id = executions(&cluster, "demo").iter().filter(|e| e["fire_key"] == "request:r1").count();
     assert_eq!((executions(&cluster, "demo").len(), with_id), (3, 1));
+    // Who asks once more hears of which execution it is a duplicate; a wanted instant and other shards go by message, too.
+    let of = executions(&cluster, "demo").iter().find(|e| e["fire_key"] == "request:r1").unwrap()["id"].clone();
+    management.declare_queue("answers", &json!({ "durable": false, "auto_delete": true, "arguments": {} })).unwrap();
+    let ask = |payload: &str| {
+        let properties = json!({ "reply_to": "answers", "correlation_id": "c" });
+        assert!(management.publish("amq.default", "shardcron.triggers", payload, &properties).unwrap());
+        let answer =
+            testkit::wait_until_some("an answer", BOUND, || management.take_messages("answers", 1).unwrap().pop());
+        serde_json::from_str::<Value>(&answer.text()).unwrap()
+    };
+    let again = ask(r#"{"job":"demo","request_id":"r1"}"#);
+    assert_eq!((&again["outcome"], &again["execution"]), (&json!("duplicate"), &of));
+    assert!(again["message"].as_str().unwrap().starts_with(&format!("duplicate of {}", of.as_str().unwrap())));
+    let past = ask(r#"{"job":"wide","request_id":"r2","at":"2026-03-08T02:30:00-05:00","shards":{"only":[1,3]}}"#);
+    assert_eq!(past["outcome"], "fired", "{past}");
+    let wide = executions(&cluster, "wide");
+    assert_eq!((&wide[0]["nominal_ms"], &wide[0]["shards_total"]), (&json!(1_772_955_000_000_i64), &json!(2)));
+    let future = ask(r#"{"job":"wide","request_id":"r3","at":"2199-01-01T00:00:00Z"}"#);
+    assert_eq!((&future["outcome"], executions(&cluster, "wide").len()), (&json!("waiting"), 1), "{future}");
+    let twice = ask(r#"{"job":"wide","request_id":"r3","at":"2199-01-01T00:00:00Z"}"#);
+    assert_eq!(twice["outcome"], "duplicate", "{twice}");
+    assert_eq!(executions(&cluster, "demo").len(), 3);
 }
 
 #[test]

@@ -11,11 +11,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use shardcron_broker::rabbitmq::{RabbitMq, RabbitOptions};
-use shardcron_domain::ExecutionId;
+use shardcron_domain::trace::TraceLine;
+use shardcron_domain::{ExecutionId, conformance};
 use shardcron_store::sql::{SqlLedger, SqlOptions};
 use shardcron_store::{ExecutionRow, Ledger, SqlArg};
 use std::fs::File;
 use std::future::Future;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -44,7 +46,9 @@ pub struct Cluster {
     pub processes: Vec<Process>,
     runtime: tokio::runtime::Runtime,
     ledger: SqlLedger,
+    ledger_url: String,
     amqp_url: Option<String>,
+    conforms: bool,
 }
 
 impl Cluster {
@@ -83,7 +87,16 @@ impl Cluster {
             ("SHARDCRON_LOG_FILTER", "info,shardcron_actors=debug,shardcron_broker=debug".to_owned()),
         ];
         let variables = variables.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
-        Cluster { dir: tempfile::tempdir().unwrap(), variables, processes: Vec::new(), runtime, ledger, amqp_url }
+        Cluster {
+            dir: tempfile::tempdir().unwrap(),
+            variables,
+            processes: Vec::new(),
+            runtime,
+            ledger,
+            ledger_url: ledger_url.to_owned(),
+            amqp_url,
+            conforms: true,
+        }
     }
 
     /// Sets a variable for the processes that are started from now on.
@@ -92,8 +105,17 @@ impl Cluster {
         self.variables.push((name.to_owned(), value.to_owned()));
     }
 
+    /// A variable as the processes have it.
+    pub fn variable(&self, name: &str) -> String {
+        self.variables.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()).unwrap()
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    pub fn ledger_url(&self) -> &str {
+        &self.ledger_url
     }
 
     pub fn amqp_url(&self) -> &str {
@@ -125,6 +147,7 @@ impl Cluster {
         let child = command
             .env("SHARDCRON_SCHEDULER_NAME", name)
             .env("SHARDCRON_WORKER_NAME", name)
+            .env("SHARDCRON_LOG_TRACE_FILE", self.path(&format!("{name}.trace")))
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
@@ -173,7 +196,8 @@ impl Cluster {
 
     /// Runs a command of the program.
     pub fn cli(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().unwrap()
+        // People change what has ended, too: a trace without them would not conform.
+        self.command(arguments).env("SHARDCRON_LOG_TRACE_FILE", self.path("cli.trace")).output().unwrap()
     }
 
     /// Runs a command with `--json` and reads its answer.
@@ -292,6 +316,9 @@ impl Drop for Cluster {
             let _ = process.child.kill();
             let _ = process.child.wait();
         }
+        if self.conforms && !std::thread::panicking() {
+            self.check_traces();
+        }
         if std::thread::panicking() {
             let logs = std::fs::read_dir(self.dir.path()).into_iter().flatten().flatten().map(|e| e.path());
             for path in logs.filter(|p| p.extension().is_some_and(|e| e == "log")) {
@@ -338,4 +365,52 @@ pub fn get(url: &str) -> (u16, String) {
     let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
     let mut response = agent.get(url).call().unwrap();
     (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+}
+
+impl Cluster {
+    /// The test itself writes as a worker or a leader would: what the processes say is not all that happened.
+    pub fn test_plays_a_part(&mut self) {
+        self.conforms = false;
+    }
+
+    /// Whether what all processes said of themselves keeps the rules, over all their lives. They must have ended: the files of
+    /// processes that run are no picture of one moment.
+    fn check_traces(&self) {
+        let files = std::fs::read_dir(self.dir.path()).into_iter().flatten().flatten().map(|e| e.path());
+        let mut lines: Vec<TraceLine> = Vec::new();
+        for path in files.filter(|p| p.extension().is_some_and(|e| e == "trace")) {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let read =
+                |line: &str| serde_json::from_str(line).unwrap_or_else(|e| panic!("{}: {e}: {line}", path.display()));
+            lines.extend(text.lines().map(read));
+        }
+        match conformance::check(&lines) {
+            Ok(summary) => println!("the traces conform: {summary:?}"),
+            Err(deviation) => panic!("the traces do not conform: {deviation}"),
+        }
+    }
+}
+
+/// A program of an example that serves: started, listening, and ended when dropped.
+pub struct Program {
+    child: Child,
+    pub url: String,
+}
+
+impl Program {
+    /// Starts it and waits for its first line, `listening on <address>`.
+    pub fn listening(program: &str, arguments: &[&str]) -> Self {
+        let mut child = Command::new(program).args(arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let url = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).to_owned();
+        Program { child, url }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

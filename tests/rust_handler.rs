@@ -1,0 +1,252 @@
+//! A Rust handler's effects, counted in its own tables while its workers are killed.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+#[allow(dead_code, reason = "the example's own main")]
+#[path = "../examples/reconcile_flights.rs"]
+mod example;
+mod support;
+
+use shardcron_domain::execution::Phase;
+use shardcron_sdk::{Registry, ShardContext, ShardError, ShardHandler, ShardOutput, async_trait, values};
+use shardcron_store::{Ledger, SqlArg};
+use std::io::Read as _;
+use std::process::Command;
+use std::time::Duration;
+use support::Cluster;
+
+const BOUND: Duration = Duration::from_secs(90);
+
+/// An effect that nothing fences: a row, outside of the attempt's transaction, with the idempotency key. Then it waits to be killed.
+struct Bare;
+
+#[async_trait]
+impl ShardHandler for Bare {
+    async fn run(&self, context: ShardContext) -> Result<ShardOutput, ShardError> {
+        let url = std::env::var("EFFECTS_URL").map_err(|e| ShardError::permanent(e.to_string()))?;
+        let key = context.idempotency_key();
+        let outside = shardcron_store::sql::SqlLedger::connect(&url, Default::default());
+        let outside = outside.await.map_err(|e| ShardError::transient(e.to_string()))?;
+        let attempt = SqlArg::Int(context.attempt.attempt.into());
+        let row = vec![vec![SqlArg::Text(key), attempt]];
+        outside
+            .insert_rows("bare_effects", &["idempotency_key", "attempt"], row)
+            .await
+            .map_err(|e| ShardError::transient(e.to_string()))?;
+        if context.attempt.attempt == 1 {
+            std::future::pending::<()>().await;
+        }
+        Ok(ShardOutput::rows(1))
+    }
+}
+
+/// Records one by one; of those that the parameters name, some fail always and some at the first attempt only.
+struct Records;
+
+#[async_trait]
+impl ShardHandler for Records {
+    async fn run(&self, mut context: ShardContext) -> Result<ShardOutput, ShardError> {
+        let names = |context: &ShardContext, what: &str| -> Vec<i64> {
+            let list = context.params.get(what).and_then(|v| v.as_array());
+            list.map(|all| all.iter().filter_map(serde_json::Value::as_i64).collect()).unwrap_or_default()
+        };
+        let (broken, flaky) = (names(&context, "broken"), names(&context, "flaky"));
+        let limit = context.params.get("skip_limit").and_then(serde_json::Value::as_u64).unwrap_or(0) as u32;
+        let first = context.attempt.attempt == 1;
+        while let Some(batch) = context.left_over().await? {
+            let mut tx = context.transaction().await?;
+            for n in batch.open() {
+                note(&mut tx, batch.key(n)).await?;
+            }
+            tx.settle(batch);
+            tx.commit_records(0).await?;
+        }
+        let done = match context.checkpoint {
+            Some(shardcron_sdk::Checkpoint::Number(done)) => done,
+            _ => 0,
+        };
+        for from in (done + 1..=20).step_by(5) {
+            let to = from + 4;
+            let mut tx = context.transaction().await?;
+            let mut batch = tx.once((from..=to).map(|n| n.to_string())).await?.skip_limit(limit);
+            for n in batch.open() {
+                let id = from + n as i64;
+                if broken.contains(&id) {
+                    batch.skip(n, "it is broken");
+                } else if flaky.contains(&id) && first {
+                    batch.retry(n, "not this time");
+                } else {
+                    note(&mut tx, batch.key(n)).await?;
+                }
+            }
+            tx.settle(batch);
+            tx.commit(shardcron_sdk::Checkpoint::Number(to), 5).await?;
+        }
+        Ok(ShardOutput::rows(20))
+    }
+}
+
+async fn note(tx: &mut shardcron_sdk::Transaction<'_>, key: &[u8]) -> Result<(), ShardError> {
+    let attempt = tx.context().attempt.attempt;
+    tx.execute("INSERT INTO sink (record_key, attempt) VALUES (?, ?)", &values![key, attempt]).await?;
+    Ok(())
+}
+
+/// Not a test: the worker program of the tests below, which start it.
+#[test]
+#[ignore = "the worker of the other tests"]
+fn the_worker_program() {
+    let arguments = ["shardcron", "worker"].map(std::ffi::OsString::from);
+    let registry =
+        Registry::default().with("reconcile", example::Reconcile).with("bare", Bare).with("records", Records);
+    let _ = shardcron::run_with(arguments, registry);
+}
+
+fn start_worker(cluster: &mut Cluster, name: &str) {
+    let mut worker = Command::new(std::env::current_exe().unwrap());
+    worker.args(["the_worker_program", "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
+    cluster.start_program(worker, name);
+}
+
+fn csv(text: &[u8], columns: &[usize], numbers: usize) -> Vec<Vec<SqlArg>> {
+    let mut reader = csv::Reader::from_reader(text);
+    let value = |n: usize, text: &str| {
+        if n < numbers { SqlArg::Int(text.parse().unwrap()) } else { SqlArg::Text(text.to_owned()) }
+    };
+    let row = |record: csv::StringRecord| columns.iter().enumerate().map(|(n, at)| value(n, &record[*at])).collect();
+    reader.records().map(|record| row(record.unwrap())).collect()
+}
+
+/// The demo's tables, as the demo makes them.
+fn load_flights(cluster: &Cluster) {
+    let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/reconcile-flights/data");
+    let packed = std::fs::read(data.join("flights.csv.gz")).unwrap();
+    let mut flights = Vec::new();
+    flate2::read::GzDecoder::new(packed.as_slice()).read_to_end(&mut flights).unwrap();
+    let planes = std::fs::read(data.join("planes.csv")).unwrap();
+    let column = |text: &[u8], name: &str| {
+        let headers = csv::Reader::from_reader(text).headers().unwrap().clone();
+        headers.iter().position(|h| h == name).unwrap()
+    };
+    let of_flights = ["id", "carrier", "tailnum"].map(|name| column(&flights, name));
+    let of_planes = ["tailnum", "model"].map(|name| column(&planes, name));
+    cluster.block_on(async {
+        let ledger = cluster.ledger();
+        ledger
+            .execute_script(
+                "CREATE TABLE demo_flights (id BIGINT NOT NULL PRIMARY KEY, carrier VARCHAR(8) NOT NULL, tailnum VARCHAR(16) NOT NULL, KEY tails (tailnum)); \
+                 CREATE TABLE demo_planes (tailnum VARCHAR(16) NOT NULL PRIMARY KEY, model VARCHAR(64) NOT NULL); \
+                 CREATE TABLE demo_unmatched (flight_id BIGINT NOT NULL, carrier VARCHAR(8) NOT NULL, tailnum VARCHAR(16) NOT NULL)",
+            )
+            .await
+            .unwrap();
+        ledger.insert_rows("demo_planes", &["tailnum", "model"], csv(&planes, &of_planes, 0)).await.unwrap();
+        ledger.insert_rows("demo_flights", &["id", "carrier", "tailnum"], csv(&flights, &of_flights, 1)).await.unwrap();
+    });
+}
+
+/// The published answer, exactly, with a worker killed every 300 ms as long as it runs.
+#[test]
+fn reconcile_flights_in_rust_has_the_published_answer_whoever_is_killed() {
+    let mut cluster = Cluster::on_services();
+    load_flights(&cluster);
+    let job = std::fs::read_to_string(
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/reconcile-flights/rust.toml"),
+    );
+    cluster.apply(&job.unwrap().replace("attempts = 3, first = \"1s\"", "attempts = 100, first = \"50ms\""));
+    cluster.start("scheduler", "scheduler-1");
+    for n in 1..=3 {
+        start_worker(&mut cluster, &format!("worker-{n}"));
+    }
+    cluster.wait_workers(3);
+    let execution = cluster.trigger("reconcile-flights-rust");
+    let mut kills = 0;
+    while !cluster.execution(execution).phase.is_terminal() && kills < 10 {
+        // Each once it has something in hand, so that every kill costs.
+        let running = |c: &Cluster| c.execution(execution).running.unwrap_or(0) > 0;
+        testkit::poll(Duration::from_millis(300), || running(&cluster).then_some(()));
+        cluster.kill(&format!("worker-{}", kills + 1));
+        kills += 1;
+        start_worker(&mut cluster, &format!("worker-{}", kills + 3));
+        testkit::poll(Duration::from_millis(300), || cluster.execution(execution).phase.is_terminal().then_some(()));
+    }
+    assert!(kills >= 3, "{kills} kills");
+    assert_eq!(cluster.wait_end(execution, BOUND).phase, Phase::Success);
+    cluster.assert_exact(execution, 32);
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM demo_unmatched"), 52_606);
+    assert_eq!(cluster.number("SELECT COUNT(DISTINCT flight_id) FROM demo_unmatched"), 52_606);
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM demo_unmatched WHERE carrier = 'MQ'"), 25_397);
+    let taken = "SELECT COUNT(*) FROM attempts WHERE outcome IN ('worker_lost', 'taken_over')";
+    assert!(cluster.number(taken) > 0, "nobody was killed at work");
+}
+
+/// A handler whose effects are fenced by nothing does them at least once, and can tell the other side by a key that stays.
+#[test]
+fn bare_effects_come_at_least_once_with_the_same_key() {
+    let mut cluster = Cluster::on_services();
+    let url: String = cluster.variable("SHARDCRON_LEDGER_URL");
+    cluster.set("EFFECTS_URL", &url);
+    cluster
+        .block_on(
+            cluster.ledger().execute_script("CREATE TABLE bare_effects (idempotency_key VARCHAR(100), attempt INT)"),
+        )
+        .unwrap();
+    cluster.apply("[job.bare]\nhandler = { rust = \"bare\" }\nretry = { attempts = 3, first = \"50ms\" }\n");
+    cluster.start("scheduler", "scheduler-1");
+    start_worker(&mut cluster, "worker-1");
+    cluster.wait_workers(1);
+    let execution = cluster.trigger("bare");
+    let effects = "SELECT COUNT(*) FROM bare_effects";
+    testkit::wait_for("the first effect", BOUND, || cluster.number(effects) == 1);
+    cluster.kill("worker-1");
+    start_worker(&mut cluster, "worker-2");
+    assert_eq!(cluster.wait_end(execution, BOUND).phase, Phase::Success);
+    assert_eq!(cluster.number(effects), 2, "at least once");
+    assert_eq!(cluster.number("SELECT COUNT(DISTINCT idempotency_key) FROM bare_effects"), 1);
+    cluster.assert_exact(execution, 1);
+}
+
+/// Records fail alone: what can be done is done once, what is flaky is tried again by the next attempt, and what is broken is skipped
+/// within the limit, and said (C-01, C-02, C-03).
+#[test]
+fn c_01_c_02_records_fail_alone_and_the_limit_stops_the_shard() {
+    let mut cluster = Cluster::on_services();
+    let table = "CREATE TABLE sink (record_key VARBINARY(20) NOT NULL, attempt INT NOT NULL)";
+    cluster.block_on(cluster.ledger().execute_script(table)).unwrap();
+    let job = |name: &str, params: &str| {
+        format!(
+            "[job.{name}]\nhandler = {{ rust = \"records\" }}\nparams = {{ {params} }}\n\
+             retry = {{ attempts = 3, first = \"50ms\", max = \"50ms\" }}\n"
+        )
+    };
+    let jobs = job("within", "broken = [2, 3, 7], flaky = [5, 12], skip_limit = 3")
+        + &job("beyond", "broken = [2, 3, 7, 11], skip_limit = 3");
+    cluster.apply(&jobs);
+    cluster.start("scheduler", "scheduler-1");
+    start_worker(&mut cluster, "worker-1");
+    cluster.wait_workers(1);
+    let within = cluster.trigger("within");
+    assert_eq!(cluster.wait_end(within, BOUND).phase, Phase::Success);
+    let sink = |cluster: &Cluster, of: &str| cluster.number(&format!("SELECT {of} FROM sink"));
+    assert_eq!((sink(&cluster, "COUNT(*)"), sink(&cluster, "COUNT(DISTINCT record_key)")), (17, 17));
+    assert_eq!(sink(&cluster, "COUNT(CASE WHEN attempt = 2 THEN 1 END)"), 2, "the flaky ones, and they alone");
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM once_records"), 0);
+    let attempts = cluster.block_on(cluster.ledger().attempts(within, 10)).unwrap();
+    let failed = attempts.iter().find(|a| a.outcome == "failed").unwrap().message.clone().unwrap();
+    assert!(failed.contains("2 records are still to be done") && failed.contains("not this time"), "{failed}");
+    let result = attempts.iter().find(|a| a.outcome == "success").unwrap().message.clone().unwrap();
+    assert!(result.contains("\"count\":3") && result.contains("it is broken"), "{result}");
+
+    cluster.block_on(cluster.ledger().execute_script("DELETE FROM sink")).unwrap();
+    let beyond = cluster.trigger("beyond");
+    assert_eq!(cluster.wait_end(beyond, BOUND).phase, Phase::Failed);
+    let shard = cluster.block_on(cluster.ledger().shards(beyond, 0, 1)).unwrap().remove(0);
+    assert_eq!(shard.checkpoint, Some(shardcron_sdk::Checkpoint::Number(10)), "the last position before it");
+    let done = "(SELECT COUNT(*) FROM sink WHERE record_key IN ('1','4','5','6','8','9','10'))";
+    assert_eq!(cluster.number(&format!("SELECT {done}")), 7);
+    let reason = cluster.json(&["dead", "list"])[0]["reason"].as_str().unwrap().to_owned();
+    assert!(reason.contains("record '11' failed: it is broken; the 3 records"), "{reason}");
+    let show = cluster.json(&["executions", "show", &beyond.to_string()]);
+    let keys: Vec<&str> = show["records"].as_array().unwrap().iter().map(|r| r["key"].as_str().unwrap()).collect();
+    assert_eq!(keys, ["11", "2", "3", "7"], "{show}");
+}
