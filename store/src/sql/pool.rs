@@ -221,7 +221,9 @@ impl Db {
         let pool = |size| SqlitePoolOptions::new().max_connections(size).acquire_timeout(options.acquire_timeout);
         let writer_wait = options.acquire_timeout.max(options.busy_timeout * 2);
         let writer = opened(pool(1).acquire_timeout(writer_wait), &connect, options.busy_timeout).await?;
-        let readers = opened(pool(4), &connect, options.busy_timeout).await?;
+        // A statement that writes through a reader would get past the one writer, and wait for it with nobody's order.
+        let reading = connect.clone().pragma("query_only", "ON");
+        let readers = opened(pool(4), &reading, options.busy_timeout).await?;
         Ok(Db::Sqlite { writer, readers })
     }
 
@@ -492,5 +494,20 @@ mod tests {
         assert!(held.commit().await.is_err(), "who wakes up is told that nothing of it counts");
         let rows = other.rows("SELECT n FROM t WHERE id = 1", &[]).await.expect("the row");
         assert_eq!(rows, [Row(vec![Value::Int(10)])]);
+    }
+
+    #[tokio::test]
+    async fn a_reader_of_sqlite_refuses_to_write() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("t.db").display().to_string();
+        let db = Db::sqlite(&path, &SqlOptions::default()).await.expect("open");
+        db.script("CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1)").await.expect("the writer writes");
+        for write in ["INSERT INTO t VALUES (2)", "DELETE FROM t", "CREATE TABLE other (id INT)"] {
+            for answer in [db.rows(write, &[]).await, db.raw_rows(write).await] {
+                let fault = answer.expect_err(write).into_store_error().to_string();
+                assert!(fault.contains("readonly"), "{write}: {fault}");
+            }
+        }
+        assert_eq!(db.rows("SELECT id FROM t", &[]).await.expect("the rows"), [Row(vec![Value::Int(1)])]);
     }
 }
