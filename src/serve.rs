@@ -277,7 +277,7 @@ fn worker_options(
 ) -> Result<WorkerOptions> {
     let mut options = HandlerOptions::new(wired.ports.ledger.clone(), registry)
         .allow_exec(config.worker.allow_exec.clone())
-        .databases(config.databases.0.clone());
+        .databases(config.databases.urls()?);
     options.programs = ProgramRules {
         work_dir: config.worker.work_dir.clone(),
         pass_env: config.worker.pass_env.clone(),
