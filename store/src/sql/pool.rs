@@ -242,6 +242,17 @@ impl Db {
         })
     }
 
+    /// A transaction of a server that refuses to write, and ends a statement by itself after `limit`. SQLite has readers for that.
+    pub(super) async fn begin_reading(&self, limit: Duration) -> Outcome<Tx> {
+        let Db::MySql { pool, limit: answer, reach } = self else { return self.begin().await };
+        let mut loan = Loan::of(pool, Some(*answer), reach).await?;
+        let limits = super::reading::limits(limit);
+        ask!(&mut loan, connection => sqlx::raw_sql(AssertSqlSafe(limits)).execute(connection))?;
+        ask!(&mut loan, connection => sqlx::raw_sql("START TRANSACTION READ ONLY").execute(connection))?;
+        loan.in_transaction = true;
+        Ok(Tx::MySql(loan))
+    }
+
     /// Rows, outside a transaction.
     pub(crate) async fn rows(&self, text: &str, args: &[Value]) -> Outcome<Vec<Row>> {
         let read = match self {
