@@ -2,6 +2,7 @@
 
 use crate::allowed::Leftovers;
 use crate::cache_config::CacheConfig;
+use crate::databases::Databases;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use shardcron_domain::fallback::STAND_IN_PREFIX;
@@ -29,7 +30,8 @@ pub struct Config {
     pub worker: WorkerConfig,
     /// How long what has ended is kept.
     pub retention: RetentionConfig,
-    /// Other databases in which this worker's `sql` handlers may run: names, as job files use them, and URLs.
+    /// Other databases in which this worker's `sql` handlers and preloads may run: names, as job files use them, and URLs, or where each
+    /// URL is kept (`env:NAME`, `file:/path`).
     pub databases: Databases,
     /// What workers do while no scheduler leads.
     pub fallback: FallbackConfig,
@@ -119,16 +121,6 @@ impl std::fmt::Debug for HttpConfig {
             .field("listen", &self.listen)
             .field("token", &self.token.as_ref().map(|_| "…"))
             .finish()
-    }
-}
-
-/// Names and URLs. The URLs hold passwords, which nobody is shown (case Z-05).
-#[derive(Clone, Default, Deserialize)]
-pub struct Databases(pub BTreeMap<String, String>);
-
-impl std::fmt::Debug for Databases {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_map().entries(self.0.iter().map(|(name, url)| (name, masked(url)))).finish()
     }
 }
 
@@ -406,12 +398,7 @@ impl Config {
                 );
             }
         }
-        for (name, url) in &self.databases.0 {
-            shardcron_domain::job::check_name(name, 32).map_err(|e| anyhow::anyhow!("databases: {e}"))?;
-            if !["mysql://", "mariadb://", "sqlite:"].iter().any(|scheme| url.starts_with(scheme)) {
-                bail!("databases.{name}: a URL that begins with mysql:// or sqlite:// is needed");
-            }
-        }
+        self.databases.check()?;
         if self.ledger.call_timeout < Span::secs(1) {
             bail!(
                 "ledger.call_timeout = \"{}\" is too short for a busy server; 1s is the least",

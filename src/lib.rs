@@ -5,6 +5,7 @@ mod cache_config;
 pub mod cli;
 mod commands;
 pub mod config;
+pub mod databases;
 mod demo;
 mod health;
 mod output;

@@ -12,7 +12,7 @@ use crate::stand_in::StandIn;
 use crate::wiring::{self, Wired};
 use anyhow::{Context, Result};
 use shardcron_actors::guardian::OnFatal;
-use shardcron_actors::worker::Resolve;
+use shardcron_actors::worker::{PreloadKeys, Resolve};
 use shardcron_actors::{Io, ledger_time};
 use shardcron_actors::{Scheduler, SchedulerOptions, TierOptions, Worker, WorkerOptions};
 use shardcron_handlers::{Callbacks, Cgroups, HandlerOptions, Handlers, HttpRules, ProgramRules};
@@ -277,7 +277,8 @@ fn worker_options(
 ) -> Result<WorkerOptions> {
     let mut options = HandlerOptions::new(wired.ports.ledger.clone(), registry)
         .allow_exec(config.worker.allow_exec.clone())
-        .databases(config.databases.0.clone());
+        .databases(config.databases.urls()?)
+        .reader(wired.sql.clone());
     options.programs = ProgramRules {
         work_dir: config.worker.work_dir.clone(),
         pass_env: config.worker.pass_env.clone(),
@@ -294,6 +295,11 @@ fn worker_options(
     };
     options.calls.check().map_err(anyhow::Error::msg)?;
     let handlers = Handlers::new(options);
+    let asked = handlers.clone();
+    let preload_keys: PreloadKeys = Arc::new(move |query, context| {
+        let handlers = asked.clone();
+        Box::pin(async move { handlers.preload_keys(&query, &context).await })
+    });
     let resolve: Resolve = Arc::new(move |spec| handlers.resolve(spec));
     Ok(WorkerOptions {
         name: config.worker.name.clone().unwrap_or_else(|| format!("{}-{}", host(), std::process::id())),
@@ -307,6 +313,7 @@ fn worker_options(
         lost_after: config.worker.lost_after.as_std(),
         ack_horizon: config.worker.ack_horizon.as_std(),
         resolve,
+        preload_keys: Some(preload_keys),
         caches: shardcron_actors::worker::caches(config.cache.options(), wired.cache.clone()),
     })
 }

@@ -172,6 +172,20 @@ pub(crate) async fn migrate(ledger: &dyn Ledger) -> Result<(), shardcron_store::
     }
 }
 
+/// Reaches a database and says what it is.
+///
+/// # Errors
+/// The store's words, without the URL.
+pub async fn version_of(url: &str) -> Result<String> {
+    // A file that is not there would be made by opening it.
+    if let Some(path) = url.strip_prefix("sqlite://").or_else(|| url.strip_prefix("sqlite:")) {
+        let path = path.split('?').next().unwrap_or(path);
+        anyhow::ensure!(std::path::Path::new(path).exists(), "there is no file {path}");
+    }
+    let options = SqlOptions { max_connections: 1, ..SqlOptions::default() };
+    Ok(SqlLedger::connect(url, options).await?.server_version().await?)
+}
+
 /// A server that is not up yet is waited for, and said so in one line (case D-07).
 async fn wait_for_ledger(LedgerConfig { url, call_timeout, .. }: &LedgerConfig) -> Result<SqlLedger> {
     let (own, call_timeout) = (SqlOptions::default(), Duration::from_millis(call_timeout.0));

@@ -224,3 +224,45 @@ fn t_03_only_the_shards_of_a_lost_worker_are_tried_again() {
     assert!((1..=3).contains(&lost), "{lost} of four were at the worker that died");
     assert_eq!(i64::try_from(lines()).unwrap(), 4 + lost, "and nothing else ran twice");
 }
+
+/// A job of four shards fails in the middle of each; before its retry it is changed to six. The retry goes on with the four that it was
+/// fired with, and every key is there once (C-06).
+#[test]
+fn c_06_a_retry_keeps_the_plan_of_its_execution() {
+    let mut cluster = Cluster::on_services();
+    let job = |count: u32| {
+        format!(
+            "[job.copy]\nshards = {{ range = {{ from = 1, to = 120 }}, count = {count} }}\nretry = {{ attempts = 1 }}\n\
+             handler = {{ sql = \"INSERT INTO sink (id, total) SELECT id, :shards_total FROM source \
+             WHERE id BETWEEN :shard_from AND :shard_to\", chunk = 5 }}\n"
+        )
+    };
+    let tables = "CREATE TABLE source (id BIGINT PRIMARY KEY); CREATE TABLE sink (id BIGINT PRIMARY KEY, total INT)";
+    cluster.block_on(cluster.ledger().execute_script(tables)).unwrap();
+    let rows = (1..=120).map(|id| vec![shardcron_store::SqlArg::Int(id)]).collect();
+    cluster.block_on(cluster.ledger().insert_rows("source", &["id"], rows)).unwrap();
+    // In the second half of each shard of thirty, somebody else's row stands in the way.
+    let blocked = "INSERT INTO sink VALUES (18, 0), (48, 0), (78, 0), (108, 0)";
+    cluster.block_on(cluster.ledger().execute_script(blocked)).unwrap();
+    cluster.apply(&job(4));
+    cluster.start_all(1, 1);
+    let id = cluster.trigger("copy");
+    let row = cluster.wait_end(id, BOUND);
+    assert_eq!((row.phase, row.shards_total, row.failed), (Phase::Failed, 4, 4));
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM sink WHERE total = 4"), 60, "half of it is done");
+
+    cluster.block_on(cluster.ledger().execute_script("DELETE FROM sink WHERE total = 0")).unwrap();
+    cluster.apply(&job(6));
+    cluster.json(&["executions", "retry", &id.to_string(), "--reason", "the rows are gone"]);
+    let row = cluster.wait_end(id, BOUND);
+    assert_eq!((row.phase, row.shards_total, row.succeeded), (Phase::Success, 4, 4));
+    cluster.assert_exact(id, 4);
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM sink"), 120, "none is lost, none was done twice");
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM sink WHERE total = 4"), 120, "all by the plan of four");
+
+    cluster.block_on(cluster.ledger().execute_script("DELETE FROM sink")).unwrap();
+    let next = cluster.trigger("copy");
+    let row = cluster.wait_end(next, BOUND);
+    assert_eq!((row.phase, row.shards_total), (Phase::Success, 6));
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM sink WHERE total = 6"), 120);
+}

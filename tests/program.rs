@@ -232,6 +232,42 @@ fn certificates_that_cannot_be_read_keep_a_worker_from_starting() {
     );
 }
 
+/// The doctor reaches each database that is configured, and shows no password (Z-05).
+#[test]
+fn z_05_the_doctor_looks_at_each_database_and_shows_no_password() {
+    let mut cluster = Cluster::embedded();
+    let there = testkit::shared().fresh_database();
+    let secret = there.split(':').nth(2).and_then(|rest| rest.split('@').next()).unwrap().to_owned();
+    std::fs::write(cluster.path("url"), "mysql://app:hush-hush@127.0.0.1:1/orders").unwrap();
+    let file = format!(
+        "[databases]\ncrm = \"env:CRM_URL\"\naway = \"file:{}\"\nnobody = \"env:NOT_SET\"\nlocal = \"sqlite:///nowhere/x.db\"\n",
+        cluster.path("url").display()
+    );
+    std::fs::write(cluster.path("shardcron.toml"), file).unwrap();
+    cluster.set("CRM_URL", &there);
+    let output = cluster.cli(&["doctor"]);
+    let report = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{report}");
+    let line = |name: &str| {
+        let found: Vec<&str> = report.lines().filter(|line| line.contains(&format!("databases.{name} "))).collect();
+        assert_eq!(found.len(), 1, "{name}: {report}");
+        found[0].to_owned()
+    };
+    assert!(
+        line("crm").starts_with("ok") && (line("crm").contains("MariaDB") || line("crm").contains("MySQL")),
+        "{report}"
+    );
+    assert!(line("away").starts_with("BAD") && line("away").contains("mysql://app:…@127.0.0.1:1/orders"), "{report}");
+    assert!(line("nobody").contains("the variable NOT_SET is not set"), "{report}");
+    assert!(line("local").contains("there is no file /nowhere/x.db"), "{report}");
+    assert!(!report.contains(&secret) && !report.contains("hush"), "{report}");
+    // A worker can't do without; it says which key.
+    let worker = cluster.cli(&["worker"]);
+    let said = String::from_utf8_lossy(&worker.stderr);
+    assert!(!worker.status.success() && said.contains("databases.nobody: the variable NOT_SET"), "{said}");
+    assert!(!said.contains("hush") && !said.contains(&secret), "{said}");
+}
+
 #[test]
 fn e_06_the_doctor_names_what_must_be_mended() {
     let redis = Redis::start_with(&["--maxmemory-policy", "allkeys-lru"]).unwrap();

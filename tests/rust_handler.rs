@@ -50,7 +50,10 @@ impl ShardHandler for Records {
             let list = context.params.get(what).and_then(|v| v.as_array());
             list.map(|all| all.iter().filter_map(serde_json::Value::as_i64).collect()).unwrap_or_default()
         };
-        let (broken, flaky) = (names(&context, "broken"), names(&context, "flaky"));
+        let (mut broken, flaky) = (names(&context, "broken"), names(&context, "flaky"));
+        // What a person has mended since: a number for each line.
+        let mended = context.params.get("mended").and_then(|path| std::fs::read_to_string(path.as_str()?).ok());
+        broken.retain(|n| !mended.iter().flat_map(|text| text.lines()).any(|line| line == n.to_string()));
         let limit = context.params.get("skip_limit").and_then(serde_json::Value::as_u64).unwrap_or(0) as u32;
         let first = context.attempt.attempt == 1;
         while let Some(batch) = context.left_over().await? {
@@ -220,7 +223,10 @@ fn c_01_c_02_records_fail_alone_and_the_limit_stops_the_shard() {
         )
     };
     let jobs = job("within", "broken = [2, 3, 7], flaky = [5, 12], skip_limit = 3")
-        + &job("beyond", "broken = [2, 3, 7, 11], skip_limit = 3");
+        + &job(
+            "beyond",
+            &format!("broken = [2, 3, 7, 11], skip_limit = 3, mended = \"{}\"", cluster.path("mended").display()),
+        );
     cluster.apply(&jobs);
     cluster.start("scheduler", "scheduler-1");
     start_worker(&mut cluster, "worker-1");
@@ -249,4 +255,15 @@ fn c_01_c_02_records_fail_alone_and_the_limit_stops_the_shard() {
     let show = cluster.json(&["executions", "show", &beyond.to_string()]);
     let keys: Vec<&str> = show["records"].as_array().unwrap().iter().map(|r| r["key"].as_str().unwrap()).collect();
     assert_eq!(keys, ["11", "2", "3", "7"], "{show}");
+
+    // Mended and sent back: it goes on at 11, and nothing before it is done again.
+    std::fs::write(cluster.path("mended"), "11\n").unwrap();
+    cluster.json(&["executions", "retry", &beyond.to_string(), "--reason", "11 is mended"]);
+    assert_eq!(cluster.wait_end(beyond, BOUND).phase, Phase::Success);
+    assert_eq!((sink(&cluster, "COUNT(*)"), sink(&cluster, "COUNT(DISTINCT record_key)")), (17, 17));
+    assert_eq!(cluster.number(&format!("SELECT {done}")), 7);
+    let before = sink(&cluster, "COUNT(CASE WHEN attempt = 1 THEN 1 END)");
+    assert_eq!(before, 11, "what was done before, 12 to 15 of the batch that 11 stopped among it, is not done again");
+    let skipped = "SELECT COUNT(*) FROM sink WHERE record_key IN ('2', '3', '7')";
+    assert_eq!(cluster.number(skipped), 0, "what was skipped is never tried again");
 }

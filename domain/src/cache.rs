@@ -3,9 +3,14 @@
 use crate::job::check_name;
 use crate::limits::{
     CACHE_KEY_BYTES, CACHE_NAME_BYTES, CACHE_SHARED_MS, CACHE_SHARED_SPREAD_MS, PRELOAD_ENTRIES, PRELOAD_KEYS,
+    PRELOAD_QUERY_BYTES,
 };
 use crate::plan::ShardSlice;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
+use std::fmt;
 
 /// Checks a cache's name: it is a metric's label and a part of keys.
 ///
@@ -36,6 +41,92 @@ pub fn shared_ms(draw: u64) -> u64 {
     CACHE_SHARED_MS + draw % (CACHE_SHARED_SPREAD_MS + 1)
 }
 
+/// One entry of a job's `preload`: keys by their names, or a query that finds them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum PreloadSpec {
+    /// See [`Preload`].
+    Keys(String),
+    /// See [`PreloadQuery`].
+    Query(PreloadQuery),
+}
+
+/// A query whose first column is the keys of a cache. It only reads, in the ledger's database or in one of the worker's configuration;
+/// `:shard_from`, `:modulo_item` and the other names of a `sql` handler, and the execution's parameters, are bound.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PreloadQuery {
+    /// The cache.
+    pub cache: String,
+    /// One `SELECT`.
+    pub query: String,
+    /// Where it runs, by a name of the worker's own configuration; absent: in the ledger's database.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub database: Option<String>,
+}
+
+impl From<&str> for PreloadSpec {
+    fn from(keys: &str) -> Self {
+        PreloadSpec::Keys(keys.to_owned())
+    }
+}
+
+/// By hand, since serde's own error would be that nothing matched.
+impl<'de> Deserialize<'de> for PreloadSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entry;
+        impl<'de> Visitor<'de> for Entry {
+            type Value = PreloadSpec;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"CACHE:KEYS\" or { cache = \"…\", query = \"SELECT …\" }")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<PreloadSpec, E> {
+                Ok(text.into())
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PreloadSpec, A::Error> {
+                PreloadQuery::deserialize(MapAccessDeserializer::new(map)).map(PreloadSpec::Query)
+            }
+        }
+        deserializer.deserialize_any(Entry)
+    }
+}
+
+impl PreloadSpec {
+    /// Checks all entries of a job.
+    ///
+    /// # Errors
+    /// A sentence about the first fault.
+    pub fn check_all(entries: &[PreloadSpec]) -> Result<(), String> {
+        if entries.len() > PRELOAD_ENTRIES {
+            return Err(format!("{} entries; {PRELOAD_ENTRIES} are the most", entries.len()));
+        }
+        entries.iter().try_for_each(|entry| match entry {
+            PreloadSpec::Keys(text) => Preload::parse(text).map(drop),
+            PreloadSpec::Query(query) => query.check(),
+        })
+    }
+}
+
+impl PreloadQuery {
+    fn check(&self) -> Result<(), String> {
+        let Self { cache, query, database } = self;
+        check_cache(cache).map_err(|why| format!("cache = \"{cache}\": {why}"))?;
+        if let Some(name) = database {
+            check_name(name, 32).map_err(|why| format!("database = \"{name}\": {why}"))?;
+        }
+        if query.len() > PRELOAD_QUERY_BYTES {
+            return Err(format!("a query of {} bytes; {PRELOAD_QUERY_BYTES} are the most", query.len()));
+        }
+        let first = query.split_whitespace().next().unwrap_or_default();
+        if !["select", "with"].contains(&first.to_ascii_lowercase().as_str()) {
+            return Err(format!(
+                "the query of cache '{cache}' begins with '{first}'; it is one SELECT whose first column is the keys"
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// Keys of a cache that a job wants to have at hand before an attempt begins: in a job file `"user:{from}..{to}"`, the cache's name, a
 /// colon, and a key or a range of whole numbers. `{from}`, `{to}`, `{item}` and the names of parameters stand for the attempt's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,17 +153,6 @@ impl Preload {
             return Err(format!("'{text}' has a brace without its other one; {example}"));
         }
         Ok(Preload { cache: cache.to_owned(), keys: keys.to_owned() })
-    }
-
-    /// Checks all entries of a job.
-    ///
-    /// # Errors
-    /// A sentence about the first fault.
-    pub fn check_all(entries: &[String]) -> Result<(), String> {
-        if entries.len() > PRELOAD_ENTRIES {
-            return Err(format!("{} entries; {PRELOAD_ENTRIES} are the most", entries.len()));
-        }
-        entries.iter().try_for_each(|entry| Preload::parse(entry).map(drop))
     }
 
     /// The cache.
@@ -168,8 +248,35 @@ mod tests {
             let sentence = Preload::parse(entry).unwrap_err();
             assert!(sentence.contains(words), "{entry}: {sentence}");
         }
-        assert!(Preload::check_all(&vec!["a:1".to_owned(); PRELOAD_ENTRIES + 1]).is_err());
+        assert!(PreloadSpec::check_all(&vec!["a:1".into(); PRELOAD_ENTRIES + 1]).is_err());
         assert!(check_key("").is_err() && check_key(&"x".repeat(CACHE_KEY_BYTES + 1)).is_err());
+    }
+
+    #[test]
+    fn a_query_is_read_and_checked() {
+        let job = |preload: &str| {
+            crate::jobfile::parse(&format!("[job.j]\nhandler = {{ rust = \"noop\" }}\npreload = [{preload}]\n"))
+        };
+        let spec = job("\"user:1\", { cache = \"user\", query = \"SELECT id FROM u\", database = \"crm\" }")
+            .unwrap()
+            .remove(0);
+        let query =
+            PreloadQuery { cache: "user".into(), query: "SELECT id FROM u".into(), database: Some("crm".into()) };
+        assert_eq!(spec.preload, ["user:1".into(), PreloadSpec::Query(query)]);
+        let json = serde_json::to_string(&spec).unwrap();
+        assert_eq!(serde_json::from_str::<crate::JobSpec>(&json).unwrap(), spec, "as the ledger keeps it");
+        for (entry, words) in [
+            ("{ cache = \"user\", query = \"DELETE FROM u\" }", "begins with 'DELETE'"),
+            ("{ cache = \"user\", query = \"\" }", "one SELECT"),
+            ("{ cache = \"us er\", query = \"SELECT 1\" }", "us er"),
+            ("{ cache = \"user\", query = \"SELECT 1\", database = \"a b\" }", "a b"),
+            ("{ cache = \"user\" }", "query"),
+            ("{ cache = \"user\", sql = \"SELECT 1\" }", "sql"),
+            ("7", "CACHE:KEYS"),
+        ] {
+            let sentence = job(entry).unwrap_err().to_string();
+            assert!(sentence.contains(words), "{entry}: {sentence}");
+        }
     }
 
     #[test]

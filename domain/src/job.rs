@@ -46,9 +46,10 @@ pub struct JobSpec {
     /// When another worker may go on with a shard whose worker lost its connection.
     #[serde(default, skip_serializing_if = "Takeover::is_default")]
     pub takeover: Takeover,
-    /// Keys of the handler's caches that are brought into memory before an attempt begins, such as `"user:{from}..{to}"`.
+    /// Keys of the handler's caches that are brought into memory before an attempt begins, such as `"user:{from}..{to}"`, or a query
+    /// that finds them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub preload: Vec<String>,
+    pub preload: Vec<crate::cache::PreloadSpec>,
     /// What happens when the previous execution still runs.
     #[serde(default)]
     pub overlap: OverlapPolicy,
@@ -379,7 +380,7 @@ impl JobSpec {
         let mut faults = Vec::new();
         faults.extend(check_name(&self.name, limits::JOB_NAME_BYTES).err().map(|m| fault("name", m)));
         faults.extend(check_name(&self.tier, 32).err().map(|m| fault("tier", m)));
-        faults.extend(crate::cache::Preload::check_all(&self.preload).err().map(|m| fault("preload", m)));
+        faults.extend(crate::cache::PreloadSpec::check_all(&self.preload).err().map(|m| fault("preload", m)));
         let plan = ShardPlan::from_spec(&self.shards);
         faults.extend(plan.err().map(|e| fault(&format!("shards{}", e.key), e.message)));
         faults.extend(crate::planning::faults(self));

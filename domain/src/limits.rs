@@ -119,6 +119,12 @@ pub const CACHE_FILTER_KEYS: usize = 10_000_000;
 pub const PRELOAD_ENTRIES: usize = 10;
 /// Keys that one entry of `preload` stands for at most.
 pub const PRELOAD_KEYS: usize = 10_000;
+/// Length of a query of `preload`.
+pub const PRELOAD_QUERY_BYTES: usize = 8 * 1024;
+/// How long a query of `preload` may take. An attempt waits for less; what comes later helps the shards after it.
+pub const PRELOAD_QUERY_MS: u64 = 5_000;
+/// Answers to queries of `preload` that a worker remembers, each for one execution: with their keys some megabytes.
+pub const PRELOAD_ANSWERS: usize = 64;
 /// Keys of a worker that are counted, to find the hot ones among them.
 pub const HOT_KEYS_COUNTED: usize = 512;
 /// Hot keys that travel in a heartbeat.

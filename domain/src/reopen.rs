@@ -13,6 +13,12 @@ pub enum Refused {
         "there is no execution {0}; it may be older than the retention keeps. 'shardcron executions list' shows them"
     )]
     NoSuchExecution(ExecutionId),
+    /// Retention deletes it: some of its rows are gone already.
+    #[error(
+        "execution {0} is being deleted by the retention, and can't run again; fire the job again ('shardcron trigger JOB', with \
+         --only-shards for a part). A longer 'retention.failed' leaves more time for a retry"
+    )]
+    Deleting(ExecutionId),
     /// It ended well, or was cancelled.
     #[error("{}", ended(.0, *.1))]
     Ended(ExecutionId, Phase),
@@ -46,16 +52,30 @@ fn ended(id: &ExecutionId, phase: Phase) -> String {
     }
 }
 
-/// Whether some shards of an execution may be sent back. `others`: executions of the job that have not ended, this one left out.
+/// What a retry by hand meets beside the execution's own counters.
+#[derive(Clone, Copy, Debug)]
+pub struct Around<'a> {
+    /// The job's policy of now.
+    pub overlap: OverlapPolicy,
+    /// Executions of the job that have not ended, this one left out.
+    pub others: &'a [ExecutionId],
+    /// Retention has begun to delete the execution.
+    pub deleting: bool,
+}
+
+/// Whether some shards of an execution may be sent back.
 ///
 /// # Errors
 /// Why not.
 pub fn decide(
     id: ExecutionId,
     execution: &Execution,
-    overlap: OverlapPolicy,
-    others: &[ExecutionId],
+    Around { overlap, others, deleting }: Around<'_>,
 ) -> Result<(), Refused> {
+    // However it ended: of what is half gone nothing may run.
+    if deleting {
+        return Err(Refused::Deleting(id));
+    }
     match execution.phase {
         Phase::Success | Phase::Cancelled => return Err(Refused::Ended(id, execution.phase)),
         Phase::Running | Phase::Failed => {}
@@ -82,17 +102,22 @@ mod tests {
         let id = |n| ExecutionId(uuid::Uuid::from_u128(n));
         let failed = apply(&Execution::new(2), Event::Settled { succeeded: 1, failed: 1 }).unwrap();
         let (skip, allow) = (OverlapPolicy::Skip, OverlapPolicy::Allow);
-        assert_eq!(decide(id(1), &failed, skip, &[]), Ok(()));
-        assert_eq!(decide(id(1), &failed, skip, &[id(2)]), Err(Refused::Busy { by: id(2), policy: skip }));
-        assert_eq!(decide(id(1), &failed, allow, &[id(2)]), Ok(()));
+        fn around(overlap: OverlapPolicy, others: &[ExecutionId]) -> Around<'_> {
+            Around { overlap, others, deleting: false }
+        }
+        assert_eq!(decide(id(1), &failed, around(skip, &[])), Ok(()));
+        assert_eq!(decide(id(1), &failed, around(skip, &[id(2)])), Err(Refused::Busy { by: id(2), policy: skip }));
+        assert_eq!(decide(id(1), &failed, around(allow, &[id(2)])), Ok(()));
+        let gone = Around { deleting: true, ..around(allow, &[]) };
+        assert_eq!(decide(id(1), &failed, gone), Err(Refused::Deleting(id(1))));
         // It runs: what fails meanwhile may go on without being anybody's second execution.
         let runs = apply(&Execution::new(3), Event::Settled { succeeded: 1, failed: 1 }).unwrap();
-        assert_eq!(decide(id(1), &runs, skip, &[id(2)]), Ok(()));
+        assert_eq!(decide(id(1), &runs, around(skip, &[id(2)])), Ok(()));
         let well = apply(&Execution::new(1), Event::Settled { succeeded: 1, failed: 0 }).unwrap();
-        assert_eq!(decide(id(1), &well, allow, &[]), Err(Refused::Ended(id(1), Phase::Success)));
+        assert_eq!(decide(id(1), &well, around(allow, &[])), Err(Refused::Ended(id(1), Phase::Success)));
         let cancelled = apply(&runs, Event::Cancel).unwrap();
-        let refused = decide(id(1), &cancelled, allow, &[]).unwrap_err();
+        let refused = decide(id(1), &cancelled, around(allow, &[])).unwrap_err();
         assert!(refused.to_string().contains("--only-shards"), "{refused}");
-        assert_eq!(decide(id(1), &Execution::new(1), skip, &[]), Err(Refused::NothingFailed(id(1))));
+        assert_eq!(decide(id(1), &Execution::new(1), around(skip, &[])), Err(Refused::NothingFailed(id(1))));
     }
 }

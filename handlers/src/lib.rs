@@ -19,6 +19,7 @@ mod exec;
 mod input;
 mod map;
 mod noop;
+mod preload;
 mod sql;
 
 pub use call::{CALLBACK_PATH, CallbackReply, Callbacks, HttpRules};
@@ -26,12 +27,13 @@ pub use exec::{Cgroups, ExecHandler, ExecLimits, ProgramRules};
 pub use noop::Noop;
 pub use sql::{ShardLedger, SqlHandler, SqlLimits, SqlTemplate};
 
+use shardcron_domain::cache::PreloadQuery;
 use shardcron_domain::job::HandlerSpec;
 use shardcron_domain::program::ProgramOptions;
 use shardcron_domain::trigger::suggest;
-use shardcron_sdk::{Registry, ShardError, ShardHandler};
+use shardcron_sdk::{Registry, ShardContext, ShardError, ShardHandler};
 use shardcron_store::Ledger;
-use shardcron_store::sql::{Inbox, SqlOptions};
+use shardcron_store::sql::{Inbox, SqlLedger, SqlOptions};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,8 +59,10 @@ pub struct HandlerOptions {
     pub exec: ExecLimits,
     /// Waits around the ledger.
     pub sql: SqlLimits,
-    /// Other databases in which `sql` handlers may run, by the names that job files use.
+    /// Other databases in which `sql` handlers and the queries of preloads may run, by the names that job files use.
     pub databases: BTreeMap<String, Arc<Inbox>>,
+    /// The ledger's database, for the queries of preloads that name no other one.
+    pub reader: Option<SqlLedger>,
 }
 
 impl HandlerOptions {
@@ -80,6 +84,7 @@ impl HandlerOptions {
             exec: ExecLimits::default(),
             sql: SqlLimits::default(),
             databases: BTreeMap::new(),
+            reader: None,
         }
     }
 
@@ -99,6 +104,13 @@ impl HandlerOptions {
         self
     }
 
+    /// The ledger's database, for the queries of preloads.
+    #[must_use]
+    pub fn reader(mut self, ledger: SqlLedger) -> Self {
+        self.reader = Some(ledger);
+        self
+    }
+
     /// Where programs start.
     #[must_use]
     pub fn work_dir(mut self, dir: impl Into<PathBuf>) -> Self {
@@ -113,6 +125,7 @@ pub struct Handlers {
     options: Arc<HandlerOptions>,
     programs: Arc<ProgramRules>,
     caller: Arc<call::Caller>,
+    queries: Arc<preload::Queries>,
 }
 
 impl Handlers {
@@ -124,7 +137,12 @@ impl Handlers {
             ExecHandler::sweep(&options.programs);
         }
         let caller = call::Caller::new(options.calls.clone(), options.ledger.clone());
-        Handlers { programs: Arc::new(options.programs.clone()), caller: Arc::new(caller), options: Arc::new(options) }
+        Handlers {
+            programs: Arc::new(options.programs.clone()),
+            caller: Arc::new(caller),
+            queries: Arc::default(),
+            options: Arc::new(options),
+        }
     }
 
     /// The handler for a job's specification, if this worker may run it.
@@ -144,6 +162,12 @@ impl Handlers {
                 self.options.registry.get(name).ok_or_else(|| ShardError::permanent(self.unknown_rust_handler(name)))
             }
         }
+    }
+
+    /// The keys that a query of a job's preload finds for this attempt: none if it fails, which is said in the log. It runs once for all
+    /// attempts of an execution that bind the same values.
+    pub async fn preload_keys(&self, query: &PreloadQuery, context: &ShardContext) -> Arc<[String]> {
+        self.queries.keys(&self.options, query, context).await
     }
 
     /// Names of the Rust handlers, for the worker's start-up log.

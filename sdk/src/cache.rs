@@ -55,6 +55,18 @@ pub trait SharedLevel: Send + Sync + 'static {
     async fn forget(&self, cache: &str, key: &str) -> Result<(), String>;
 }
 
+/// Loads the values of a cache from their source, many at a time, where a job has its keys preloaded. See
+/// [`ShardHandler::cache_loader`](crate::ShardHandler::cache_loader).
+#[async_trait]
+pub trait CacheLoader: Send + Sync + 'static {
+    /// The values under these keys, 500 at most, as what [`Cache::get`] would be told by its own load: each key that exists, with its
+    /// value as JSON. A key that is left out is known not to exist, for half a minute. May be dropped before it has ended.
+    ///
+    /// # Errors
+    /// Why the source can't be asked: nothing is kept then, and the attempt begins without.
+    async fn load(&self, keys: &[String]) -> Result<Vec<(String, serde_json::Value)>, ShardError>;
+}
+
 /// What became of one question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheEvent {
@@ -209,6 +221,8 @@ impl Expiry<String, Entry> for Keep {
 struct Named {
     name: String,
     memory: Memory<String, Entry>,
+    /// Held by who loads many: what one shard loads, the next one finds.
+    loading: tokio::sync::Mutex<()>,
     filter: RwLock<Option<BloomFilter>>,
 }
 
@@ -219,7 +233,13 @@ impl Named {
             u32::try_from(key.len() + value + ENTRY_BYTES).unwrap_or(u32::MAX)
         };
         let memory = Memory::builder().max_capacity(bytes).weigher(weigh).expire_after(Keep).build();
-        Named { name: name.to_owned(), memory, filter: RwLock::new(None) }
+        Named { name: name.to_owned(), memory, loading: tokio::sync::Mutex::default(), filter: RwLock::new(None) }
+    }
+
+    /// Those that are no mistakes and not in memory.
+    fn lacking(&self, keys: &[String]) -> Vec<String> {
+        let lacks = |key: &&String| check_key(key).is_ok() && !self.memory.contains_key(*key) && !self.excluded(key);
+        keys.iter().filter(lacks).cloned().collect()
     }
 
     fn excluded(&self, key: &str) -> bool {
@@ -292,7 +312,7 @@ impl Cache {
         check_key(key).map_err(ShardError::permanent)?;
         let Some(of) = &self.of else { return Ok(()) };
         let entry = self.entry(Some(value))?;
-        self.share(of, key, &entry).await;
+        self.share(of, self.kept(key, &entry)).await;
         self.note_key(key);
         of.memory.insert(key.to_owned(), entry).await;
         Ok(())
@@ -336,8 +356,7 @@ impl Cache {
     /// Brings what the shared level has of these keys into memory; returns how many. Never fails: it is there to help.
     pub async fn preload(&self, keys: &[String]) -> usize {
         let (Some(of), Some(shared)) = (&self.of, &self.all.shared) else { return 0 };
-        let wanted: Vec<String> =
-            keys.iter().filter(|key| check_key(key).is_ok() && !of.memory.contains_key(*key)).cloned().collect();
+        let wanted = of.lacking(keys);
         let mut found = 0;
         for some in wanted.chunks(CACHE_BATCH) {
             let Ok(values) = shared.read(&of.name, some).await else {
@@ -352,6 +371,33 @@ impl Cache {
             }
         }
         found
+    }
+
+    /// The same, and what the shared level does not have comes from the source and is shared. Shards of one process that want the same
+    /// keys at once load them once.
+    ///
+    /// # Errors
+    /// What the loader says; what had been loaded before is kept.
+    pub async fn preload_from(&self, keys: &[String], loader: &dyn CacheLoader) -> Result<usize, ShardError> {
+        let Some(of) = &self.of else { return Ok(0) };
+        let _alone = of.loading.lock().await;
+        let mut found = self.preload(keys).await;
+        for some in of.lacking(keys).chunks(CACHE_BATCH) {
+            let values = loader.load(some).await.inspect_err(|_| self.count(CacheEvent::LoadFailed))?;
+            let mut values: BTreeMap<String, serde_json::Value> = values.into_iter().collect();
+            let mut shared = Vec::with_capacity(some.len());
+            for key in some {
+                let entry = self.entry(values.remove(key).as_ref())?;
+                self.count(CacheEvent::Loaded);
+                if let Some(kept) = self.kept(key, &entry) {
+                    shared.push(kept);
+                    of.memory.insert(key.clone(), entry).await;
+                    found += 1;
+                }
+            }
+            self.share(of, shared).await;
+        }
+        Ok(found)
     }
 
     fn count(&self, event: CacheEvent) {
@@ -375,7 +421,7 @@ impl Cache {
         let value = load.await.inspect_err(|_| self.count(CacheEvent::LoadFailed))?;
         self.count(CacheEvent::Loaded);
         let entry = self.entry(value.as_ref())?;
-        self.share(of, key, &entry).await;
+        self.share(of, self.kept(key, &entry)).await;
         Ok(entry)
     }
 
@@ -407,17 +453,22 @@ impl Cache {
         Ok(Entry { json: Some(json.into()), keep })
     }
 
-    async fn share(&self, of: &Named, key: &str, entry: &Entry) {
+    /// An entry as the shared level keeps it; `None` if it is too large to be kept anywhere.
+    fn kept(&self, key: &str, entry: &Entry) -> Option<Kept> {
         if entry.keep.is_zero() {
             self.count(CacheEvent::TooLarge);
-            return;
+            return None;
         }
-        let Some(shared) = &self.all.shared else { return };
         let (bytes, keep) = match &entry.json {
             Some(json) => ([&[VALUE][..], &json[..]].concat(), self.shared_keep()),
             None => (vec![ABSENT], self.all.options.absent),
         };
-        if shared.write(&of.name, &[(key.to_owned(), bytes, keep)]).await.is_err() {
+        Some((key.to_owned(), bytes, keep))
+    }
+
+    async fn share(&self, of: &Named, values: impl IntoIterator<Item = Kept>) {
+        let (Some(shared), values) = (&self.all.shared, values.into_iter().collect::<Vec<_>>()) else { return };
+        if !values.is_empty() && shared.write(&of.name, &values).await.is_err() {
             self.count(CacheEvent::SharedFailed);
         }
     }

@@ -1,5 +1,6 @@
 //! The trait of a handler, what it returns, and the registry that a worker looks handlers up in.
 
+use crate::cache::CacheLoader;
 use crate::context::ShardContext;
 use async_trait::async_trait;
 use shardcron_domain::shard::FailureClass;
@@ -21,6 +22,13 @@ pub trait ShardHandler: Send + Sync + 'static {
     /// `takeover = "immediate"` has it; the jobs of others wait for the heartbeat's end whatever they say.
     fn effects_are_fenced(&self) -> bool {
         false
+    }
+
+    /// How a key of one of its caches is loaded when a job has it preloaded (`preload`). Without a loader a key comes from the level that
+    /// all workers share, or not before the handler asks for it.
+    fn cache_loader(&self, cache: &str) -> Option<Arc<dyn CacheLoader>> {
+        let _ = cache;
+        None
     }
 }
 

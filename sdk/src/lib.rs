@@ -13,7 +13,7 @@ pub mod testing;
 pub mod transaction;
 
 pub use async_trait::async_trait;
-pub use cache::Cache;
+pub use cache::{Cache, CacheLoader};
 pub use context::{CheckpointError, Effects, EmitError, ShardContext, SubResult};
 pub use file::FilePart;
 pub use handler::{NotBefore, Registry, ShardError, ShardHandler, ShardOutput};

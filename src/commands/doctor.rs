@@ -36,6 +36,7 @@ pub async fn run(config: Config, out: Out) -> Result<ExitCode> {
             cluster(&wired, &config, &mut checks).await;
             checks.extend(programs(&config));
             checks.extend(authorities(&config));
+            databases(&config, &mut checks).await;
             wired.ports.broker.close().await;
         }
         Ok(Err(e)) => checks.push(bad("configuration", format!("{e:#}"))),
@@ -132,6 +133,30 @@ async fn ledger(wired: &Wired, config: &Config, checks: &mut Vec<Check>) {
     match ledger.check_server().await {
         Ok(faults) => checks.extend(faults.into_iter().map(|f| bad("ledger", f))),
         Err(e) => checks.push(bad("ledger", e.to_string())),
+    }
+}
+
+/// The databases of jobs that run here, as this process reaches them: a worker elsewhere may have others under the same names.
+async fn databases(config: &Config, checks: &mut Vec<Check>) {
+    for name in config.databases.names() {
+        let what = format!("databases.{name}");
+        let url = match config.databases.url(name, |key| std::env::var(key).ok()) {
+            Ok(url) => url,
+            Err(why) => {
+                checks.push(bad(&what, format!("{why:#}")));
+                continue;
+            }
+        };
+        let version = tokio::time::timeout(PATIENCE, wiring::version_of(&url)).await;
+        let shown = masked(&url);
+        checks.push(match version {
+            Ok(Ok(version)) => good(&what, format!("{shown} ({version})")),
+            Ok(Err(why)) => bad(&what, format!("{shown} is not reachable ({why}); is it up, and is its URL right?")),
+            Err(_) => bad(
+                &what,
+                format!("{shown} does not answer within {} s; is it up, and is its URL right?", PATIENCE.as_secs()),
+            ),
+        });
     }
 }
 

@@ -9,12 +9,15 @@ use shardcron_domain::ExecutionId;
 use shardcron_domain::job::OverlapPolicy;
 use shardcron_domain::limits::PRUNE_ROWS;
 use shardcron_domain::output::{Buffer, Stream};
+use shardcron_domain::reopen::Refused;
 use shardcron_store::sql::SqlLedger;
 use shardcron_store::*;
 
 conformance!(
     b_06_what_is_old_enough_goes_and_nothing_else,
     b_06_a_large_execution_goes_in_bounded_steps,
+    what_is_half_deleted_never_runs_again,
+    a_retry_races_with_the_retention_and_loses_no_shard,
     b_06_a_job_of_100_000_runs_is_deleted_at_once
 );
 
@@ -62,11 +65,7 @@ async fn prune(ledger: &SqlLedger, before: &PruneBefore) -> Pruned {
 }
 
 async fn count(ledger: &SqlLedger, table: &str) -> i64 {
-    let rows = ledger.query(&format!("SELECT COUNT(*) FROM {table}"), &[]).await.unwrap();
-    match rows[0][0] {
-        SqlArg::Int(n) => n,
-        ref other => panic!("{other:?}"),
-    }
+    number(ledger, &format!("SELECT COUNT(*) FROM {table}")).await
 }
 
 async fn b_06_what_is_old_enough_goes_and_nothing_else(world: World) {
@@ -125,6 +124,85 @@ async fn b_06_a_large_execution_goes_in_bounded_steps(world: World) {
     assert_eq!((pruned.executions, pruned.rows), (1, 2 * u64::from(shards) + 1));
     assert_eq!((count(ledger, "shards").await, count(ledger, "results").await), (0, 0));
     assert_eq!(count(ledger, "decisions").await, 1, "its decision is younger than 90 days");
+}
+
+fn retry(execution: ExecutionId) -> Reopen {
+    Reopen { execution, shards: ReopenShards::Failed { from: 0 }, who: "ops".into(), reason: None }
+}
+
+async fn number(ledger: &SqlLedger, sql: &str) -> i64 {
+    let rows = ledger.query(sql, &[]).await.unwrap();
+    match rows[0][0] {
+        SqlArg::Int(n) => n,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+/// Between two steps of its deletion a retry finds an execution that lacks rows. It is refused, and what was begun is finished by
+/// whoever comes later, even if the retention keeps such executions for longer by then.
+async fn what_is_half_deleted_never_runs_again(world: World) {
+    let ledger = &world.ledger;
+    let shards = 6_000;
+    assert!(u64::from(shards) > PRUNE_ROWS);
+    let id = ended(ledger, T0, shards, false).await;
+    let now = T0 + 91 * DAY;
+    let before = PruneBefore { success_ms: now - 30 * DAY, failed_ms: now - 90 * DAY, decisions_ms: now - 90 * DAY };
+    let mut cursor = PruneCursor::default();
+    let first = ledger.prune(&before, &mut cursor).await.unwrap();
+    assert!(first.rows >= PRUNE_ROWS && first.executions == 0, "the first step leaves it half deleted: {first:?}");
+    assert_eq!(ledger.reopen(&retry(id), now).await.unwrap(), Err(Refused::Deleting(id)));
+    assert!(ledger.reopenings(id).await.unwrap().is_empty(), "a refusal writes nothing");
+    // The process ends here. Another one, with a retention of a year.
+    let year = PruneBefore { failed_ms: now - 365 * DAY, ..before };
+    let rest = prune(&world.again().await, &year).await;
+    assert_eq!(rest.executions, 1);
+    let left = [count(ledger, "executions").await, count(ledger, "shards").await, count(ledger, "attempts").await];
+    assert_eq!(left, [0, 0, 0]);
+    assert_eq!(ledger.reopen(&retry(id), now).await.unwrap(), Err(Refused::NoSuchExecution(id)));
+}
+
+/// People send back what the retention is about to delete. Each execution goes as a whole or runs again as a whole.
+async fn a_retry_races_with_the_retention_and_loses_no_shard(world: World) {
+    let (ledger, other) = (&world.ledger, world.again().await);
+    let now = T0 + 91 * DAY;
+    let before = PruneBefore { success_ms: now - 30 * DAY, failed_ms: now - 90 * DAY, decisions_ms: now - 90 * DAY };
+    let mut ids = Vec::new();
+    for n in 0..48 {
+        ids.push(ended(ledger, T0 + n, 5, false).await);
+    }
+    // So that one that runs again is not in the way of the next.
+    let text = "[job.job]\nhandler = { rust = \"noop\" }\noverlap = \"allow\"\n";
+    let allowed = shardcron_domain::jobfile::parse(text).unwrap().remove(0);
+    ledger.apply_jobs(&[(allowed, None)], "test", T0).await.unwrap();
+    let retries = async {
+        let mut answers = Vec::new();
+        for id in ids.iter().rev() {
+            answers.push((*id, other.reopen(&retry(*id), now).await.unwrap()));
+        }
+        answers
+    };
+    let (_, answers) = tokio::join!(prune(ledger, &before), retries);
+    let (mut back, mut gone) = (0, 0);
+    for (id, answer) in answers {
+        match answer {
+            Ok(reopened) => {
+                back += 1;
+                assert_eq!(reopened.shards.len(), 5);
+                let shards = ledger.shards(id, 0, 10).await.unwrap();
+                assert_eq!(shards.len(), 5, "{id} runs again with every shard");
+                assert_eq!(ledger.attempts(id, 100).await.unwrap().len(), 5, "and its history");
+            }
+            Err(Refused::Deleting(_) | Refused::NoSuchExecution(_)) => {
+                gone += 1;
+                let rest = (ledger.execution(id).await.unwrap(), ledger.shards(id, 0, 10).await.unwrap());
+                assert!(rest.0.is_none() && rest.1.is_empty(), "{id}: {rest:?}");
+            }
+            Err(other) => panic!("{id}: {other}"),
+        }
+    }
+    println!("{back} run again, {gone} are gone");
+    let orphans = "SELECT COUNT(*) FROM shards s LEFT JOIN executions e ON e.id = s.execution_id WHERE e.id IS NULL";
+    assert_eq!(number(ledger, orphans).await, 0);
 }
 
 /// A job with a long history is gone from the schedule in a moment; the history goes with the retention.

@@ -4,6 +4,7 @@
 mod common;
 
 use common::*;
+use shardcron_domain::shard::Checkpoint;
 use shardcron_store::sql::{SqlLedger, SqlOptions};
 use shardcron_store::*;
 use std::time::{Duration, Instant};
@@ -163,10 +164,70 @@ async fn a_server_that_vanished_is_not_waited_for() {
     drop(server);
 }
 
+/// A server that takes 1 MB in one statement. Results and output of any size that the domain lets through are taken; a statement that is
+/// larger ends as a sentence that names the setting, once, and the connection and the shard are as good as before.
+#[tokio::test(flavor = "multi_thread")]
+async fn b_02_what_is_larger_than_a_packet_ends_clearly_and_loses_nothing() {
+    let server = blocking(testkit::Sql::start).await.unwrap();
+    let server =
+        blocking(move || server.execute("SET GLOBAL max_allowed_packet = 1048576").map(|_| server)).await.unwrap();
+    let options = SqlOptions { max_connections: 1, ..SqlOptions::default() };
+    let ledger = SqlLedger::connect(&server.url(), options).await.unwrap();
+    ledger.migrate().await.unwrap();
+    ledger.execute_script("CREATE TABLE effects (id BIGINT PRIMARY KEY, body LONGTEXT)").await.unwrap();
+    let (_, _, id) = fired(&ledger, 101).await;
+    let me = worker();
+    let all: Vec<_> = (0..101).map(|i| attempt(id, i, 1)).collect();
+    assert!(ledger.claim(me, &all, T0).await.unwrap().iter().all(|c| c.is_ok()));
+
+    // A hundred of the largest results in one batch: 6 MiB.
+    let summary = "x".repeat(shardcron_domain::limits::RESULT_BYTES - 2);
+    let outcome = || AttemptOutcome::Success { rows: Some(1), summary: Some(format!("\"{summary}\"")) };
+    let ends: Vec<_> = all[..100].iter().map(|at| end(*at, outcome())).collect();
+    assert!(ledger.record(me, &ends, T0).await.unwrap().iter().all(|r| r.is_ok()));
+    // And 5 MiB of output.
+    let mut output = shardcron_domain::output::Buffer::default();
+    output.push(shardcron_domain::output::Stream::Stdout, &vec![b'y'; 5 << 20]);
+    ledger.keep_output(&[OutputWrite { attempt: all[0], write: output.take() }], T0).await.unwrap();
+
+    let large = |bytes: usize| BoundSql {
+        text: "INSERT INTO effects (id, body) VALUES (?, ?)".into(),
+        args: vec![SqlArg::Int(7), SqlArg::Text("z".repeat(bytes))],
+    };
+    let step = |statement: BoundSql| SqlStep {
+        attempt: all[100],
+        statements: vec![statement],
+        advance: Some((None, Checkpoint::Number(1))),
+        finish: None,
+        rows_elsewhere: 0,
+    };
+    let connection = "SELECT CONNECTION_ID()";
+    for bytes in [2 << 20, 20 << 20] {
+        let began = Instant::now();
+        let error = ledger.run_sql(me, &step(large(bytes)), T0).await.unwrap_err();
+        assert!(!error.is_transient(), "it would come again and again: {error:?}");
+        assert!(error.to_string().contains("max_allowed_packet"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+    let before = ledger.query(connection, &[]).await.unwrap();
+    let error = ledger.run_sql(me, &step(large(2 << 20)), T0).await.unwrap_err();
+    assert!(!error.is_transient(), "{error:?}");
+    assert_eq!(ledger.query(connection, &[]).await.unwrap(), before, "the connection is not lost by it");
+    // Nothing of it is there, and the attempt goes on.
+    assert_eq!(ledger.query("SELECT COUNT(*) FROM effects", &[]).await.unwrap(), [[SqlArg::Int(0)]]);
+    ledger.run_sql(me, &step(large(500_000)), T0).await.unwrap().unwrap();
+    assert!(ledger.record(me, &[success(all[100])], T0).await.unwrap()[0].is_ok());
+    let row = ledger.execution(id).await.unwrap().unwrap();
+    assert_eq!((row.succeeded, row.phase), (101, shardcron_domain::execution::Phase::Success));
+    drop(server);
+}
+
+/// Sixteen workers as processes, people who look, and somebody who holds the write lock for three seconds: nobody is told "locked".
 #[tokio::test(flavor = "multi_thread")]
 async fn b_05_several_processes_share_a_file() {
     let world = sqlite().await;
-    let (_, _, id) = fired(&world.ledger, 400).await;
+    let shards = 1_600;
+    let (_, _, id) = fired(&world.ledger, shards).await;
     // Somebody from outside holds the write lock again and again.
     let path = world.url.trim_start_matches("sqlite://").to_owned();
     let outside = SqlLedger::connect(&format!("sqlite://{path}"), SqlOptions::default()).await.unwrap();
@@ -176,13 +237,32 @@ async fn b_05_several_processes_share_a_file() {
                         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000) SELECT SUM(i) FROM n; COMMIT;";
             outside.execute_script(slow).await.unwrap();
         }
+        // Once for three seconds: a person who left a transaction open.
+        outside.execute_script("BEGIN IMMEDIATE; UPDATE meta SET jobs_revision = jobs_revision + 1").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        outside.execute_script("COMMIT").await.unwrap();
+    });
+    // People look meanwhile, five times a second, and are never told that it is locked.
+    let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let people = world.again().await;
+    let stop = done.clone();
+    let looking = tokio::spawn(async move {
+        let mut looks = 0;
+        while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            people.executions(None, None, 20).await.unwrap();
+            people.shards(id, 0, 100).await.unwrap();
+            people.overview().await.unwrap();
+            looks += 1;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        looks
     });
     let mut tasks = tokio::task::JoinSet::new();
-    for part in 0..4 {
+    for part in 0..16 {
         let ledger = world.again().await;
         tasks.spawn(async move {
             let me = worker();
-            let mine: Vec<_> = (0..400).filter(|i| i % 4 == part).map(|i| attempt(id, i, 1)).collect();
+            let mine: Vec<_> = (0..shards).filter(|i| i % 16 == part).map(|i| attempt(id, i, 1)).collect();
             for batch in mine.chunks(5) {
                 assert!(ledger.claim(me, batch, T0).await.unwrap().iter().all(|c| c.is_ok()));
                 let ends: Vec<_> = batch.iter().copied().map(success).collect();
@@ -193,7 +273,12 @@ async fn b_05_several_processes_share_a_file() {
     }
     tasks.join_all().await;
     hold.await.unwrap();
-    shardcron_domain::invariants::check_tally(&world.ledger.tally(id).await.unwrap().0).unwrap();
+    done.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert!(looking.await.unwrap() > 5);
+    let (tally, started) = world.ledger.tally(id).await.unwrap();
+    shardcron_domain::invariants::check_tally(&tally).unwrap();
+    let all = u64::from(shards);
+    assert_eq!((tally.results, tally.recorded_twice, started), (all, 0, all), "no shard is claimed twice");
     use std::os::unix::fs::PermissionsExt as _;
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);

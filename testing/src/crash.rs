@@ -1,8 +1,10 @@
 //! Effects that end in the middle, as a killed worker's do.
 
 use async_trait::async_trait;
+use shardcron_sdk::cache::Caches;
 use shardcron_sdk::{
-    Checkpoint, CheckpointError, EffectError, Effects, EffectsTransaction, Known, RecordRow, SqlValue, StepEnd,
+    Checkpoint, CheckpointError, EffectError, Effects, EffectsTransaction, EmitError, Known, RecordRow, SqlValue,
+    StepEnd, Stream, SubResult,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -102,6 +104,22 @@ impl Effects for Fused {
 
     async fn open_records(&self, limit: usize) -> Result<Vec<RecordRow>, EffectError> {
         self.inner.open_records(limit).await
+    }
+
+    fn output(&self, stream: Stream, bytes: &[u8]) {
+        self.inner.output(stream, bytes);
+    }
+
+    fn caches(&self) -> Caches {
+        self.inner.caches()
+    }
+
+    async fn emit(&self, payload: serde_json::Value) -> Result<(), EmitError> {
+        self.inner.emit(payload).await
+    }
+
+    async fn sub_results(&self, from: u32) -> Result<Vec<SubResult>, EmitError> {
+        self.inner.sub_results(from).await
     }
 }
 

@@ -2,15 +2,18 @@
 
 use crate::Result;
 use crate::crash::{Crash, Fuse, Fused};
+use crate::seen::Seen;
 use shardcron_domain::job::{OverlapPolicy, RetryPolicy};
 use shardcron_domain::plan::ShardPlan;
 use shardcron_domain::recovery::Reclaim;
 use shardcron_domain::shard::{Phase, ReclaimReason};
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, jobfile};
 use shardcron_handlers::effects::{LedgerEffects, RecordedEnd, end_with_records};
-use shardcron_sdk::{Checkpoint, ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice};
+use shardcron_sdk::{Checkpoint, ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice, Stream, SubResult};
 use shardcron_store::sql::{SqlLedger, SqlOptions};
-use shardcron_store::{AttemptOutcome, Ended, FireAction, FireIntent, Ledger, NewExecution, ShardRow, SqlArg};
+use shardcron_store::{
+    AttemptOutcome, Ended, FireAction, FireIntent, Ledger, NewExecution, OutputQuery, ShardRow, ShardingLedger, SqlArg,
+};
 use std::sync::Arc;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +25,9 @@ const NOW: i64 = 1_772_323_200_000;
 const LATER: i64 = NOW + 30 * 86_400_000;
 /// Attempts of one shard in [`crash_everywhere`]: a handler that ends no attempt well would go on for ever.
 const ATTEMPTS: u32 = 20;
+
+/// Rows of output that one question reads.
+const OUTPUT_PAGE: usize = 100;
 
 /// What became of an attempt.
 #[derive(Clone, Debug)]
@@ -41,8 +47,10 @@ pub struct TestShard {
     execution: ExecutionId,
     attempt: u32,
     slice: ShardSlice,
+    results: Vec<SubResult>,
     params: serde_json::Map<String, serde_json::Value>,
     stop: CancellationToken,
+    seen: Vec<Arc<Seen>>,
     _folder: TempDir,
 }
 
@@ -63,7 +71,10 @@ impl TestShard {
         let execution = ExecutionId(Uuid::now_v7());
         let new = NewExecution {
             id: execution,
-            plan: ShardPlan::Modulo { total: 1 },
+            plan: match slice {
+                ShardSlice::Map { max } => ShardPlan::Map { reduce: false, max },
+                _ => ShardPlan::Modulo { total: 1 },
+            },
             params: serde_json::Map::new(),
             tier: "core".into(),
             timeout_ms: None,
@@ -84,7 +95,17 @@ impl TestShard {
         ledger.mark_dispatched(epoch, &[(execution, 1)], &[]).await?;
         let params = serde_json::Map::new();
         let stop = CancellationToken::new();
-        Ok(TestShard { ledger, epoch, execution, attempt: 1, slice, params, stop, _folder: folder })
+        let (results, seen) = (Vec::new(), Vec::new());
+        Ok(TestShard { ledger, epoch, execution, attempt: 1, slice, results, params, stop, seen, _folder: folder })
+    }
+
+    /// The shard that reduces these results of a map's other shards.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub async fn reducing(results: Vec<SubResult>) -> Result<Self> {
+        let tasks = u32::try_from(results.len())?;
+        Ok(TestShard { results, ..TestShard::new(ShardSlice::Reduce { tasks }).await? })
     }
 
     /// With a parameter.
@@ -145,6 +166,83 @@ impl TestShard {
         self.number("SELECT COUNT(*) FROM once_records").await
     }
 
+    /// How many attempts there were.
+    #[must_use]
+    pub fn attempts(&self) -> u32 {
+        self.attempt - 1
+    }
+
+    /// The lines that all attempts wrote with [`ShardContext::log`], each with its attempt, as `shardcron logs` shows them. Of an attempt that
+    /// crashed, those that it wrote before; of a worker that is killed, the last of them may be lost.
+    ///
+    /// # Errors
+    /// The ledger can't be read.
+    pub async fn log(&self) -> Result<Vec<(u32, String)>> {
+        let mut lines = Vec::new();
+        for attempt in 1..self.attempt {
+            let text = self.written(Stream::Log, attempt).await?;
+            lines.extend(text.lines().map(|line| (attempt, line.to_owned())));
+        }
+        Ok(lines)
+    }
+
+    /// What all attempts wrote to a stream; text that is not UTF-8 with U+FFFD in its place. As the ledger keeps it: of a long output the
+    /// beginning and the end.
+    ///
+    /// # Errors
+    /// The ledger can't be read.
+    pub async fn output(&self, stream: Stream) -> Result<String> {
+        let mut all = String::new();
+        for attempt in 1..self.attempt {
+            all += &self.written(stream, attempt).await?;
+        }
+        Ok(all)
+    }
+
+    async fn written(&self, stream: Stream, attempt: u32) -> Result<String> {
+        let mut query = OutputQuery { execution: self.execution, shard: Some(0), attempt: Some(attempt), after: 0 };
+        let mut bytes = Vec::new();
+        loop {
+            let page = self.ledger.output(&query, OUTPUT_PAGE).await?;
+            let Some(last) = page.last() else { return Ok(String::from_utf8_lossy(&bytes).into_owned()) };
+            query.after = last.id;
+            page.iter().filter(|row| row.chunk.stream == stream).for_each(|row| bytes.extend(&row.chunk.bytes));
+        }
+    }
+
+    /// How often an attempt said that it moves: its checkpoints, its lines, its calls of [`ShardContext::progress`]. 0 for an attempt that
+    /// never was.
+    #[must_use]
+    pub fn progress(&self, attempt: u32) -> u64 {
+        self.seen_of(attempt).map_or(0, |seen| seen.marks())
+    }
+
+    /// What an attempt emitted, whether it counts or not. See [`Self::emitted`].
+    #[must_use]
+    pub fn emitted_by(&self, attempt: u32) -> Vec<serde_json::Value> {
+        self.seen_of(attempt).map_or_else(Vec::new, |seen| seen.emits())
+    }
+
+    fn seen_of(&self, attempt: u32) -> Option<&Arc<Seen>> {
+        self.seen.get(usize::try_from(attempt).ok()?.checked_sub(1)?)
+    }
+
+    /// The shards that the execution has got by the good end of this one, in their order: what the attempt that ended well emitted, and
+    /// nothing of those that crashed. Needs [`ShardSlice::Map`].
+    ///
+    /// # Errors
+    /// The ledger can't be read.
+    pub async fn emitted(&self) -> Result<Vec<serde_json::Value>> {
+        let mut all = Vec::new();
+        if self.row().await?.phase == Phase::Success {
+            for index in 1..=self.ledger.emitted_count(self.execution).await? {
+                let text = self.ledger.emitted(self.execution, index).await?.ok_or("an emitted shard is gone")?;
+                all.push(serde_json::from_str(&text)?);
+            }
+        }
+        Ok(all)
+    }
+
     /// Tells the attempt that runs, and those that follow, to stop.
     pub fn stop(&self) {
         self.stop.cancel();
@@ -173,6 +271,9 @@ impl TestShard {
         let port: Arc<dyn Ledger> = Arc::new(self.ledger.clone());
         let effects = Arc::new(LedgerEffects::new(port, (owner, attempt), Box::new(|| {})));
         let fuse = Fuse::new(crash);
+        let what = (self.slice.clone(), self.results.clone());
+        let seen = Arc::new(Seen::new(&self.ledger, (owner, attempt), what, effects.clone()));
+        self.seen.push(seen.clone());
         let context = ShardContext {
             attempt,
             owner,
@@ -187,7 +288,7 @@ impl TestShard {
             retry: RetryPolicy::default(),
             deadline: None,
             stop: self.stop.child_token(),
-            effects: Arc::new(Fused { inner: effects.clone(), fuse: fuse.clone() }),
+            effects: Arc::new(Fused { inner: seen.clone(), fuse: fuse.clone() }),
         };
         let end = tokio::select! {
             biased;
@@ -195,8 +296,9 @@ impl TestShard {
             () = fuse.blown() => None,
         };
         self.attempt += 1;
+        seen.keep_output(NOW).await?;
         match end {
-            Some(end) => self.end(owner, attempt, end, effects.may_have_records()).await,
+            Some(end) => self.end((owner, attempt), end, effects.may_have_records(), &seen).await,
             None => {
                 let reclaim = Reclaim { attempt, owner, reason: ReclaimReason::WorkerLost };
                 // However often it dies: the number of tries is not what is tested.
@@ -209,10 +311,10 @@ impl TestShard {
 
     async fn end(
         &self,
-        owner: Incarnation,
-        attempt: AttemptRef,
+        (owner, attempt): (Incarnation, AttemptRef),
         end: std::result::Result<ShardOutput, ShardError>,
         records: bool,
+        seen: &Seen,
     ) -> Result<Outcome> {
         let retry = RetryPolicy { attempts: u32::MAX, ..RetryPolicy::default() };
         let ended = |outcome| Ended { attempt, outcome, started_ms: NOW, ended_ms: NOW, retry, seed: 0 };
@@ -230,6 +332,9 @@ impl TestShard {
             Ok(output) => {
                 let summary = output.summary.as_ref().map(ToString::to_string);
                 let success = ended(AttemptOutcome::Success { rows: output.rows, summary });
+                if seen.finish_map(&success, NOW).await?.is_some() {
+                    return Ok(Outcome::Done(output));
+                }
                 if records {
                     match end_with_records(&self.ledger, owner, &success, || NOW).await? {
                         RecordedEnd::Recorded => return Ok(Outcome::Done(output)),

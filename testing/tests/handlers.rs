@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test ends there, and says where")]
 
 use shardcron_sdk::{
-    Checkpoint, EffectError, ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice, async_trait, values,
+    Checkpoint, EffectError, ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice, Stream, SubResult,
+    async_trait, values,
 };
 use shardcron_testing::{Crash, Outcome, TestShard, crash_everywhere};
 
@@ -195,4 +196,75 @@ async fn a_record_to_be_tried_again_keeps_the_shard_from_ending_well() {
     }
     assert!(matches!(shard.attempt(&Fails).await.unwrap(), Outcome::Done(_)));
     assert_eq!(shard.record_rows().await.unwrap(), 0);
+}
+
+/// Writes more than one page of output, and a number of lines for each shard that it reduces.
+struct Sums;
+
+#[async_trait]
+impl ShardHandler for Sums {
+    async fn run(&self, context: ShardContext) -> Result<ShardOutput, ShardError> {
+        let mut sum = 0;
+        let mut from = 0;
+        loop {
+            let page = context.sub_results(from).await?;
+            let Some(last) = page.last() else { break };
+            from = last.number + 1;
+            for result in page {
+                context.log(format!("shard {} came to {:?}", result.number, result.rows));
+                sum += result.rows.unwrap_or_default();
+            }
+        }
+        let cached: Option<u64> = context.cache("sum").get("all", async { Ok(Some(sum)) }).await?;
+        Ok(ShardOutput::rows(cached.unwrap_or_default()))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reducing_shard_reads_what_the_test_gives_it() {
+    let results = (0..30).map(|number| SubResult { number, rows: Some(2), summary: None }).collect();
+    let mut shard = TestShard::reducing(results).await.unwrap();
+    let Outcome::Done(output) = shard.attempt(&Sums).await.unwrap() else { panic!() };
+    assert_eq!(output.rows, Some(60));
+    let log = shard.log().await.unwrap();
+    assert_eq!((log.len(), log[29].1.as_str()), (30, "shard 29 came to Some(2)"));
+    assert_eq!((shard.attempts(), shard.progress(1), shard.progress(2)), (1, 30, 0));
+    assert!(shard.emitted().await.unwrap().is_empty() && shard.output(Stream::Stdout).await.unwrap().is_empty());
+}
+
+/// Emits and logs so much that both go to the ledger in several pieces; then it fails once.
+struct Many;
+
+#[async_trait]
+impl ShardHandler for Many {
+    async fn run(&self, context: ShardContext) -> Result<ShardOutput, ShardError> {
+        for n in 0..1_203 {
+            context.emit(serde_json::json!(n)).await?;
+            context.log(format!("line {n}"));
+        }
+        match context.attempt.attempt {
+            1 => Err(ShardError::transient("once more")),
+            _ => Ok(ShardOutput::default()),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_the_good_attempt_emitted_counts_and_all_lines_are_kept() {
+    let mut shard = TestShard::new(ShardSlice::Map { max: 2_000 }).await.unwrap();
+    assert!(matches!(shard.attempt(&Many).await.unwrap(), Outcome::Failed(_)));
+    assert!(shard.emitted().await.unwrap().is_empty());
+    assert_eq!(shard.emitted_by(1).len(), 1_203);
+    assert!(matches!(shard.attempt(&Many).await.unwrap(), Outcome::Done(_)));
+    let emitted = shard.emitted().await.unwrap();
+    assert_eq!((emitted.len(), emitted[1_202].as_i64()), (1_203, Some(1_202)));
+    let log = shard.log().await.unwrap();
+    assert_eq!((log.len(), log[1_203].clone()), (2_406, (2, "line 0".to_owned())));
+    // As in a worker: too many are refused, and so is emitting from a shard that is no map's first.
+    let mut small = TestShard::new(ShardSlice::Map { max: 10 }).await.unwrap();
+    let Outcome::Failed(error) = small.attempt(&Many).await.unwrap() else { panic!() };
+    assert!(error.message.contains("more than 10 shards"), "{error}");
+    let mut other = TestShard::new(ShardSlice::Range { from: 1, to: 2 }).await.unwrap();
+    let Outcome::Failed(error) = other.attempt(&Many).await.unwrap() else { panic!() };
+    assert!(error.message.contains("ShardSlice::Map"), "{error}");
 }

@@ -1,6 +1,7 @@
 //! One attempt, from its claim to its end: find the execution's head, find the handler, run it under its timeout, and say how it
 //! ended. Runs as a task of the I/O runtime; no actor waits for it.
 
+use super::caching::Wanted;
 use super::effects::WorkerEffects;
 use super::emits::Emits;
 use super::progress::Ticks;
@@ -14,7 +15,7 @@ use shardcron_domain::shard::{Checkpoint, FailureClass};
 use shardcron_domain::units::Span;
 use shardcron_domain::{AttemptRef, Incarnation};
 use shardcron_handlers::effects::{LedgerEffects, RecordedEnd, end_with_records};
-use shardcron_sdk::{ShardContext, ShardError, ShardOutput};
+use shardcron_sdk::{ShardContext, ShardError, ShardHandler, ShardOutput};
 use shardcron_store::{AttemptOutcome, Ended, ExecutionHead, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -222,12 +223,10 @@ impl Attempt {
             Ok(slice) => slice,
             Err(e) => return (Err(e), None, None),
         };
-        self.warm(head, &slice).await;
         let timeout = head.spec.timeout.span().map(Span::as_std);
         let stall = head.spec.stall_timeout.map(Span::as_std);
         let ticks = Ticks::default();
         let outlet = self.shared.outputs.outlet(self.attempt);
-        let _watch = stall.map(|_| self.shared.progress.watch(self.attempt, &ticks));
         let stop = self.stop.child_token();
         let moves = ticks.clone();
         let effects = Arc::new(LedgerEffects::new(
@@ -235,7 +234,7 @@ impl Attempt {
             (self.owner, self.attempt),
             Box::new(move || moves.tick()),
         ));
-        let context = ShardContext {
+        let mut context = ShardContext {
             attempt: self.attempt,
             owner: self.owner,
             job: head.spec.name.clone(),
@@ -247,7 +246,7 @@ impl Attempt {
             checkpoint: self.checkpoint.clone(),
             started_ms,
             retry: head.spec.retry,
-            deadline: timeout.map(|t| (Instant::now() + t).into_std()),
+            deadline: None,
             stop: stop.clone(),
             effects: Arc::new(WorkerEffects {
                 steps: effects.clone(),
@@ -256,6 +255,10 @@ impl Attempt {
                 emits: emits.clone(),
             }),
         };
+        self.warm(head, &context, &handler).await;
+        // From here on: what was preloaded took none of the handler's time.
+        context.deadline = timeout.map(|t| (Instant::now() + t).into_std());
+        let _watch = stall.map(|_| self.shared.progress.watch(self.attempt, &ticks));
         let span = tracing::info_span!(
             "attempt", job = %head.spec.name, execution_id = %self.attempt.execution, shard = self.attempt.index, attempt = self.attempt.attempt
         );
@@ -276,7 +279,7 @@ impl Attempt {
     }
 
     /// Only for handlers that have caches. Both are to help, and fail nothing.
-    async fn warm(&self, head: &ExecutionHead, slice: &ShardSlice) {
+    async fn warm(&self, head: &ExecutionHead, context: &ShardContext, handler: &Arc<dyn ShardHandler>) {
         if !matches!(head.spec.handler, HandlerSpec::Rust { .. }) {
             return;
         }
@@ -286,7 +289,14 @@ impl Attempt {
             self.ports.io.spawn(others);
         }
         if !head.spec.preload.is_empty() {
-            super::caching::preload(&self.shared.caches, head, slice).await;
+            let wanted = Wanted {
+                caches: self.shared.caches.clone(),
+                entries: head.spec.preload.clone(),
+                context: context.clone(),
+                handler: handler.clone(),
+                queries: self.shared.preload_keys.clone(),
+            };
+            super::caching::preload(&self.ports, wanted).await;
         }
     }
 

@@ -1,13 +1,15 @@
 //! The caches of a worker: the level that all share, what is counted, and what is in memory before an attempt begins.
 
+use super::PreloadKeys;
+use crate::io::Io;
 use crate::ports::Ports;
 use crate::telemetry;
 use async_trait::async_trait;
-use shardcron_domain::cache::Preload;
-use shardcron_domain::plan::ShardSlice;
+use shardcron_domain::cache::{Preload, PreloadSpec};
 use shardcron_domain::{AttemptRef, Incarnation};
 use shardcron_sdk::cache::{CacheOptions, Caches, Kept, SharedLevel};
-use shardcron_store::{ExecutionHead, SharedCache};
+use shardcron_sdk::{ShardContext, ShardHandler};
+use shardcron_store::SharedCache;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,15 +64,63 @@ impl TakenOver {
 }
 
 /// What a job wants to have at hand, brought into memory before its handler begins. Late is as bad as never: it waits for so long and
-/// goes on without.
-pub(super) async fn preload(caches: &Caches, head: &ExecutionHead, slice: &ShardSlice) {
-    let wanted = head.spec.preload.iter().filter_map(|entry| Preload::parse(entry).ok());
-    let keys = wanted.flat_map(|entry| {
-        let cache = entry.cache().to_owned();
-        entry.keys(slice, &head.params).into_iter().map(move |key| (cache.clone(), key))
-    });
-    if tokio::time::timeout(PATIENCE, caches.preload(keys)).await.is_err() {
-        tracing::debug!(job = %head.spec.name, "the preloads are not there in time; going on without");
+/// goes on without. On the runtime of users' code, for a handler's own loader is that: what it breaks or blocks is no attempt's end.
+pub(super) async fn preload(ports: &Ports, wanted: Wanted) {
+    let (job, execution) = (wanted.context.job.clone(), wanted.context.attempt.execution);
+    let mut work = ports.handlers.spawn(wanted.bring(ports.io.clone()));
+    match tokio::time::timeout(PATIENCE, &mut work).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::warn!(
+            %job, execution_id = %execution, error = %e, "the handler's cache loader broke off; the attempt goes on without"
+        ),
+        Err(_) => {
+            work.abort();
+            tracing::debug!(%job, "the preloads are not there in time; going on without");
+        }
+    }
+}
+
+/// What one attempt wants preloaded, and from where it comes.
+pub(super) struct Wanted {
+    pub(super) caches: Caches,
+    pub(super) entries: Vec<PreloadSpec>,
+    pub(super) context: ShardContext,
+    pub(super) handler: Arc<dyn ShardHandler>,
+    pub(super) queries: Option<PreloadKeys>,
+}
+
+impl Wanted {
+    /// Keys that stand in the job first: they wait for no query.
+    async fn bring(self, io: Io) {
+        for entry in &self.entries {
+            if let PreloadSpec::Keys(text) = entry
+                && let Ok(entry) = Preload::parse(text)
+            {
+                self.bring_keys(entry.cache(), &entry.keys(&self.context.slice, &self.context.params)).await;
+            }
+        }
+        let Some(queries) = &self.queries else { return };
+        for entry in &self.entries {
+            if let PreloadSpec::Query(query) = entry {
+                // Where the databases' connections live: a loader that blocks its thread must not keep them waiting.
+                let keys = io.spawn(queries(query.clone(), self.context.clone())).await.unwrap_or_default();
+                self.bring_keys(&query.cache, &keys).await;
+            }
+        }
+    }
+
+    async fn bring_keys(&self, name: &str, keys: &[String]) {
+        let cache = self.caches.cache(name);
+        let Some(loader) = self.handler.cache_loader(name) else {
+            cache.preload(keys).await;
+            return;
+        };
+        if let Err(e) = cache.preload_from(keys, &*loader).await {
+            tracing::warn!(
+                job = %self.context.job, execution_id = %self.context.attempt.execution, cache = name, error = %e,
+                "the keys of a preload could not be loaded; the attempt goes on without"
+            );
+        }
     }
 }
 

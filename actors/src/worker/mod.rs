@@ -21,9 +21,10 @@ use crate::ports::{Ports, tell};
 use actix::prelude::*;
 use shardcron_broker::BrokerError;
 use shardcron_domain::Incarnation;
+use shardcron_domain::cache::PreloadQuery;
 use shardcron_domain::job::HandlerSpec;
 use shardcron_sdk::cache::Caches;
-use shardcron_sdk::{ShardError, ShardHandler};
+use shardcron_sdk::{ShardContext, ShardError, ShardHandler};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -32,6 +33,10 @@ use tokio_util::sync::CancellationToken;
 
 /// Finds the handler of a job, or says in a permanent error why this worker does not run it.
 pub type Resolve = Arc<dyn Fn(&HandlerSpec) -> Result<Arc<dyn ShardHandler>, ShardError> + Send + Sync>;
+
+/// Finds the keys of a query of a job's preload; none if it fails. `None` in the options: no keys are found by queries.
+pub type PreloadKeys =
+    Arc<dyn Fn(PreloadQuery, ShardContext) -> futures_util::future::BoxFuture<'static, Arc<[String]>> + Send + Sync>;
 
 /// One tier that a worker serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +64,8 @@ pub struct WorkerOptions {
     pub resolve: Resolve,
     /// What handlers keep in memory beyond an attempt, and beyond an incarnation.
     pub caches: Caches,
+    /// Asks the queries of preloads.
+    pub preload_keys: Option<PreloadKeys>,
 }
 
 /// Shared between the actors of one worker.
@@ -70,6 +77,7 @@ pub(crate) struct Shared {
     progress: Arc<progress::Watched>,
     outputs: Arc<output::Outputs>,
     caches: Caches,
+    preload_keys: Option<PreloadKeys>,
     taken_over: Arc<caching::TakenOver>,
 }
 
@@ -118,7 +126,8 @@ impl Worker {
         let incarnation = Incarnation(ports.entropy.id());
         // Nobody vouches for what a worker without a heartbeat runs, so it takes nothing before its first beat is taken.
         heartbeat::first_beat(&ports, incarnation, &options).await;
-        let shared = Arc::new(Shared { caches: options.caches.clone(), ..Shared::default() });
+        let (caches, preload_keys) = (options.caches.clone(), options.preload_keys.clone());
+        let shared = Arc::new(Shared { caches, preload_keys, ..Shared::default() });
         ports.io.spawn(cancel::watch(ports.clone(), Arc::downgrade(&shared.cancels)));
         ports.io.spawn(output::write(ports.clone(), Arc::downgrade(&shared.outputs), shared.outputs.wake()));
         let (ended_tx, ended) = watch::channel(None);

@@ -7,6 +7,7 @@ mod run;
 mod tokens;
 
 pub(crate) use elsewhere::Elsewhere;
+pub(crate) use params::Values;
 pub use port::ShardLedger;
 pub(crate) use port::Whole;
 pub use run::{SqlHandler, SqlLimits};

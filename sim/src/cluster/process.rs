@@ -130,6 +130,7 @@ async fn worker(life: &Life, ports: Ports, end: CancellationToken) {
         ack_horizon: ms(plan.ack_horizon_ms),
         resolve: Arc::new(move |_| Ok(handler.clone())),
         caches: Default::default(),
+        preload_keys: None,
     };
     let starting = Worker::start(ports, options, on_fatal(life));
     let started = tokio::select! {

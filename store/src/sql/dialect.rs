@@ -161,6 +161,14 @@ impl Dialect {
     }
 }
 
+/// A statement that the server would not take. The next try would be as large.
+pub(super) fn too_large(bytes: u64, most: u64) -> Fault {
+    Fault::Final(StoreError::Invalid(format!(
+        "a statement of {bytes} bytes is larger than the {most} of the server's max_allowed_packet; write less in one statement, or set it \
+         to 16M or more"
+    )))
+}
+
 fn mysql_fault(number: u16, message: &str) -> Fault {
     let kind = match number {
         1062 | 1586 => Kind::Duplicate,

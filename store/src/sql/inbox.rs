@@ -9,8 +9,9 @@ use super::ledger::shared::{check_step, checkpoint_from, checkpoint_text, run_us
 use super::value::{Value, hex};
 use super::{SqlLedger, SqlOptions};
 use crate::error::{Result, StoreError};
-use crate::rows::SqlStep;
+use crate::rows::{BoundSql, SqlArg, SqlStep};
 use shardcron_domain::shard::{Checkpoint, Rejection};
+use std::time::Duration;
 use tokio::sync::OnceCell;
 
 type Answer<T> = std::result::Result<T, Rejection>;
@@ -27,6 +28,8 @@ pub struct Inbox {
     url: String,
     options: SqlOptions,
     database: OnceCell<SqlLedger>,
+    /// Whether the inbox's table is there: who only reads needs none.
+    table: OnceCell<()>,
 }
 
 impl std::fmt::Debug for Inbox {
@@ -40,7 +43,7 @@ impl Inbox {
     /// A database, by the name and the URL of the worker's own configuration.
     #[must_use]
     pub fn new(name: impl Into<String>, url: impl Into<String>, options: SqlOptions) -> Self {
-        Inbox { name: name.into(), url: url.into(), options, database: OnceCell::new() }
+        Inbox { name: name.into(), url: url.into(), options, database: OnceCell::new(), table: OnceCell::new() }
     }
 
     /// Does a step's statements, unless they have been done; the rows that they changed, then or now.
@@ -54,13 +57,24 @@ impl Inbox {
         done.map_err(|e| self.named(e))
     }
 
-    async fn database(&self) -> Result<&SqlLedger> {
-        let open = async {
-            let database = SqlLedger::connect(&self.url, self.options).await?;
-            database.execute_script(&table(database.dialect_name())).await?;
-            Ok::<_, StoreError>(database)
-        };
+    /// See [`SqlLedger::read_only`]; for databases that only allow that, too.
+    ///
+    /// # Errors
+    /// The same, with the database's name.
+    pub async fn read_only(&self, query: &BoundSql, rows: usize, limit: Duration) -> Result<Vec<Vec<SqlArg>>> {
+        self.connected().await?.read_only(query, rows, limit).await.map_err(|e| self.named(e))
+    }
+
+    async fn connected(&self) -> Result<&SqlLedger> {
+        let open = SqlLedger::connect(&self.url, self.options);
         self.database.get_or_try_init(|| open).await.map_err(|e| self.named(e))
+    }
+
+    async fn database(&self) -> Result<&SqlLedger> {
+        let database = self.connected().await?;
+        let make = async { database.execute_script(&table(database.dialect_name())).await };
+        self.table.get_or_try_init(|| make).await.map_err(|e| self.named(e))?;
+        Ok(database)
     }
 
     /// The same fault, with the database's name.

@@ -16,6 +16,7 @@ const MYSQL: &[(i64, &str, &str)] = &[
     (10, "sharding", include_str!("../../migrations/mysql/0010_sharding.sql")),
     (11, "operations", include_str!("../../migrations/mysql/0011_operations.sql")),
     (12, "job_revisions", include_str!("../../migrations/mysql/0012_job_revisions.sql")),
+    (13, "pruning", include_str!("../../migrations/mysql/0013_pruning.sql")),
 ];
 const SQLITE: &[(i64, &str, &str)] = &[
     (1, "ledger", include_str!("../../migrations/sqlite/0001_ledger.sql")),
@@ -28,6 +29,7 @@ const SQLITE: &[(i64, &str, &str)] = &[
     (10, "sharding", include_str!("../../migrations/sqlite/0010_sharding.sql")),
     (11, "operations", include_str!("../../migrations/sqlite/0011_operations.sql")),
     (12, "job_revisions", include_str!("../../migrations/sqlite/0012_job_revisions.sql")),
+    (13, "pruning", include_str!("../../migrations/sqlite/0013_pruning.sql")),
 ];
 const TABLE: &str = "shardcron_migrations";
 /// How long a node waits for another that migrates.

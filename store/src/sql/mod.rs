@@ -14,6 +14,7 @@ mod migrate;
 mod pool;
 mod presence;
 mod reach;
+mod reading;
 mod value;
 
 pub use inbox::Inbox;

@@ -12,8 +12,8 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, MySql, MySqlConnection, MySqlPool, Sqlite, SqlitePool,
-    Transaction,
+    AssertSqlSafe, ConnectOptions as _, Connection as _, MySql, MySqlConnection, MySqlPool, Row as _, Sqlite,
+    SqlitePool, Transaction,
 };
 use std::path::Path;
 use std::str::FromStr as _;
@@ -58,6 +58,19 @@ impl Loan {
         })?;
         let reach = reach.clone();
         Ok(Loan { connection: Some(connection), limit, reach, answering: false, in_transaction: false })
+    }
+
+    /// Refuses a statement that is larger than the server takes. Sent, it would end the connection instead of being answered, look like a
+    /// server that is away, and be sent again (case B-02).
+    fn fits(&self, text: &str, args: &[Value]) -> Outcome<()> {
+        let of = |value: &Value| match value {
+            Value::Text(text) => text.len(),
+            Value::Bytes(bytes) => bytes.len(),
+            Value::Int(_) | Value::Float(_) | Value::Null => 0,
+        };
+        let bytes = text.len() + args.iter().map(|value| of(value) + ARG_BYTES).sum::<usize>() + PACKET_HEAD;
+        let most = self.reach.packet();
+        if bytes as u64 <= most { Ok(()) } else { Err(super::dialect::too_large(bytes as u64, most)) }
     }
 
     /// The connection, for one statement; until [`Self::answered`] it counts as lost.
@@ -154,6 +167,9 @@ macro_rules! collect {
 
 /// Bytes that are sent together at most: below the smallest `max_allowed_packet` in use.
 const BATCH_BYTES: usize = 512 * 1024;
+/// What a value and a statement cost in a packet beside their bytes, generously.
+const ARG_BYTES: usize = 16;
+const PACKET_HEAD: usize = 256;
 /// How long a rollback, or the ping before a connection is taken back, may last before the connection is closed instead.
 const RETURN_WAIT: Duration = Duration::from_secs(5);
 /// For statements of people's own. Longer than anything waits.
@@ -176,6 +192,8 @@ impl Db {
                 Fault::invalid("the database's URL can't be read; it looks like mysql://user:password@host:3306/name")
             })?
             .disable_statement_logging();
+        let reach = Arc::new(Reach::default());
+        let told = reach.clone();
         let pool = MySqlPoolOptions::new()
             .max_connections(options.max_connections)
             .acquire_timeout(options.acquire_timeout)
@@ -188,7 +206,8 @@ impl Db {
                     Ok(connection.ping().await.is_ok())
                 })
             })
-            .after_connect(|connection, _| {
+            .after_connect(move |connection, _| {
+                let told = told.clone();
                 Box::pin(async move {
                     // A process that is frozen, or cut off without a word, within a transaction keeps its locks as long as the server
                     // waits for its next statement: the shards of such a worker could not be taken over, and the leader's row would
@@ -200,13 +219,16 @@ impl Db {
                                  SET SESSION innodb_lock_wait_timeout = 10 \
                                  /*M!100300 , SESSION idle_transaction_timeout = 3 */ /*!80000 , SESSION wait_timeout = 3 */; \
                                  SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')";
-                    sqlx::raw_sql(setup).execute(connection).await.map(drop)
+                    sqlx::raw_sql(setup).execute(&mut *connection).await?;
+                    let packet = sqlx::raw_sql("SELECT @@max_allowed_packet").fetch_one(connection).await?;
+                    told.set_packet(packet.try_get_unchecked::<u64, _>(0)?);
+                    Ok(())
                 })
             })
             .connect_with(connect)
             .await
             .map_err(|e| Dialect::MySql.classify(&e))?;
-        Ok(Db::MySql { pool, limit: options.call_timeout, reach: Arc::default() })
+        Ok(Db::MySql { pool, limit: options.call_timeout, reach })
     }
 
     pub(crate) async fn sqlite(path: &str, options: &SqlOptions) -> Outcome<Self> {
@@ -221,7 +243,9 @@ impl Db {
         let pool = |size| SqlitePoolOptions::new().max_connections(size).acquire_timeout(options.acquire_timeout);
         let writer_wait = options.acquire_timeout.max(options.busy_timeout * 2);
         let writer = opened(pool(1).acquire_timeout(writer_wait), &connect, options.busy_timeout).await?;
-        let readers = opened(pool(4), &connect, options.busy_timeout).await?;
+        // A statement that writes through a reader would get past the one writer, and wait for it with nobody's order.
+        let reading = connect.clone().pragma("query_only", "ON");
+        let readers = opened(pool(4), &reading, options.busy_timeout).await?;
         Ok(Db::Sqlite { writer, readers })
     }
 
@@ -240,11 +264,23 @@ impl Db {
         })
     }
 
+    /// A transaction of a server that refuses to write, and ends a statement by itself after `limit`. SQLite has readers for that.
+    pub(super) async fn begin_reading(&self, limit: Duration) -> Outcome<Tx> {
+        let Db::MySql { pool, limit: answer, reach } = self else { return self.begin().await };
+        let mut loan = Loan::of(pool, Some(*answer), reach).await?;
+        let limits = super::reading::limits(limit);
+        ask!(&mut loan, connection => sqlx::raw_sql(AssertSqlSafe(limits)).execute(connection))?;
+        ask!(&mut loan, connection => sqlx::raw_sql("START TRANSACTION READ ONLY").execute(connection))?;
+        loan.in_transaction = true;
+        Ok(Tx::MySql(loan))
+    }
+
     /// Rows, outside a transaction.
     pub(crate) async fn rows(&self, text: &str, args: &[Value]) -> Outcome<Vec<Row>> {
         let read = match self {
             Db::MySql { pool, limit, reach } => {
                 let mut loan = Loan::of(pool, Some(*limit), reach).await?;
+                loan.fits(text, args)?;
                 let rows = ask!(&mut loan, connection => bound!(text, args).fetch_all(connection))?;
                 rows.iter().map(from_mysql).collect()
             }
@@ -276,6 +312,7 @@ impl Db {
         let done = match self {
             Db::MySql { pool, limit, reach } => {
                 let mut loan = Loan::of(pool, Some(*limit), reach).await?;
+                loan.fits(text, args)?;
                 return ask!(&mut loan, connection => bound!(text, args).execute(connection))
                     .map(|d| d.rows_affected());
             }
@@ -303,6 +340,7 @@ impl Db {
         let done = match self {
             Db::MySql { pool, reach, .. } => {
                 let mut loan = Loan::of(pool, limit, reach).await?;
+                loan.fits(text, &[])?;
                 return ask!(&mut loan, connection => query.execute(connection)).map(|d| d.rows_affected());
             }
             Db::Sqlite { writer, .. } => query.execute(writer).await.map(|d| d.rows_affected()),
@@ -330,6 +368,7 @@ impl Tx {
     pub(crate) async fn rows(&mut self, text: &str, args: &[Value]) -> Outcome<Vec<Row>> {
         let read = match self {
             Tx::MySql(tx) => {
+                tx.fits(text, args)?;
                 let rows = ask!(tx, connection => bound!(text, args).fetch_all(connection))?;
                 rows.iter().map(from_mysql).collect()
             }
@@ -355,6 +394,7 @@ impl Tx {
     pub(crate) async fn run(&mut self, text: &str, args: &[Value]) -> Outcome<u64> {
         let done = match self {
             Tx::MySql(tx) => {
+                tx.fits(text, args)?;
                 return ask!(tx, connection => bound!(text, args).execute(connection)).map(|d| d.rows_affected());
             }
             Tx::Sqlite(tx) => bound!(text, args).execute(&mut **tx).await.map(|d| d.rows_affected()),
@@ -365,7 +405,10 @@ impl Tx {
     pub(crate) async fn raw(&mut self, text: &str) -> Outcome<u64> {
         let query = sqlx::raw_sql(AssertSqlSafe(text.to_owned()));
         let done = match self {
-            Tx::MySql(tx) => return ask!(tx, connection => query.execute(connection)).map(|d| d.rows_affected()),
+            Tx::MySql(tx) => {
+                tx.fits(text, &[])?;
+                return ask!(tx, connection => query.execute(connection)).map(|d| d.rows_affected());
+            }
             Tx::Sqlite(tx) => query.execute(&mut **tx).await.map(|d| d.rows_affected()),
         };
         done.map_err(|e| self.dialect().classify(&e))
@@ -383,6 +426,9 @@ impl Tx {
                 text.push_str(";\n");
                 text.push_str(&statements[upto]);
                 upto += 1;
+            }
+            if let Tx::MySql(tx) = &self {
+                tx.fits(&text, &[])?;
             }
             let query = sqlx::raw_sql(AssertSqlSafe(text));
             let sent = match self {
@@ -492,5 +538,20 @@ mod tests {
         assert!(held.commit().await.is_err(), "who wakes up is told that nothing of it counts");
         let rows = other.rows("SELECT n FROM t WHERE id = 1", &[]).await.expect("the row");
         assert_eq!(rows, [Row(vec![Value::Int(10)])]);
+    }
+
+    #[tokio::test]
+    async fn a_reader_of_sqlite_refuses_to_write() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("t.db").display().to_string();
+        let db = Db::sqlite(&path, &SqlOptions::default()).await.expect("open");
+        db.script("CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1)").await.expect("the writer writes");
+        for write in ["INSERT INTO t VALUES (2)", "DELETE FROM t", "CREATE TABLE other (id INT)"] {
+            for answer in [db.rows(write, &[]).await, db.raw_rows(write).await] {
+                let fault = answer.expect_err(write).into_store_error().to_string();
+                assert!(fault.contains("readonly"), "{write}: {fault}");
+            }
+        }
+        assert_eq!(db.rows("SELECT id FROM t", &[]).await.expect("the rows"), [Row(vec![Value::Int(1)])]);
     }
 }

@@ -12,12 +12,14 @@ const QUIET: Duration = Duration::from_secs(1);
 pub(crate) struct Reach {
     origin: Instant,
     answered_ms: AtomicU64,
+    packet: AtomicU64,
     fault: watch::Sender<Option<String>>,
 }
 
 impl Default for Reach {
     fn default() -> Self {
-        Reach { origin: Instant::now(), answered_ms: AtomicU64::new(0), fault: watch::Sender::new(None) }
+        let (answered_ms, packet) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        Reach { origin: Instant::now(), answered_ms, packet, fault: watch::Sender::new(None) }
     }
 }
 
@@ -29,6 +31,16 @@ impl Reach {
     /// Why it is away, while it is.
     pub(crate) fn fault(&self) -> watch::Receiver<Option<String>> {
         self.fault.subscribe()
+    }
+
+    /// The largest statement that the server takes, in bytes; as it said to the connection that was made last.
+    pub(crate) fn packet(&self) -> u64 {
+        self.packet.load(Ordering::Relaxed)
+    }
+
+    /// See [`Self::packet`].
+    pub(crate) fn set_packet(&self, bytes: u64) {
+        self.packet.store(bytes, Ordering::Relaxed);
     }
 
     /// A statement was answered, well or badly.

@@ -1,5 +1,5 @@
-//! Retention: deletes what has ended long enough ago, in bounded statements that stand alone. The rows of an execution go before the
-//! execution itself, so that a pass that is interrupted finds what is left.
+//! Retention: deletes what has ended long enough ago, in bounded statements that stand alone. An execution is marked before the first of
+//! its rows goes, so that nobody sends its shards back meanwhile, and goes last itself, so that a pass that is interrupted finds the mark.
 
 use super::rows::{execution_phase, unsigned};
 use crate::rows::{PruneBefore, PruneCursor, Pruned};
@@ -57,11 +57,57 @@ impl SqlLedger {
         }
     }
 
+    /// One step: chooses and marks some, unless others are marked already, and deletes rows of what is marked.
     async fn prune_executions(
         &self,
         before: &PruneBefore,
         after: Option<ExecutionId>,
     ) -> Outcome<(Pruned, PruneCursor)> {
+        let (mut marked, mut next) = (self.read_marked().await?, PruneCursor::Executions { after });
+        if marked.is_empty() {
+            next = self.mark_some(before, after).await?;
+            marked = self.read_marked().await?;
+        }
+        if marked.is_empty() {
+            return Ok((Pruned::default(), next));
+        }
+        let list = id_list(marked.iter().map(ExecutionId::as_bytes));
+        let condition = format!("execution_id IN ({list})");
+        let mut pruned = Pruned::default();
+        for (table, key) in PARTS {
+            let gone = self.db.raw(&delete_some(self.db.dialect(), table, key, &condition)).await?;
+            pruned.rows += gone;
+            if gone >= PRUNE_ROWS {
+                // There is more of it. The marks tell the next step.
+                let seen = if let PruneCursor::Executions { after } = next { after } else { after };
+                return Ok((pruned, PruneCursor::Executions { after: seen }));
+            }
+        }
+        let gone = self.db.raw(&format!("DELETE FROM executions WHERE id IN ({list})")).await?;
+        pruned.rows += gone;
+        pruned.executions = gone;
+        Ok((pruned, next))
+    }
+
+    /// Those whose deletion has begun: by the step before this one, by one that was interrupted, or by another process. They go whatever the
+    /// retention says by now, for some of their rows are gone.
+    async fn read_marked(&self) -> Outcome<Vec<ExecutionId>> {
+        let sql = format!(
+            "SELECT id, shards_total FROM executions WHERE pruning_ms IS NOT NULL ORDER BY pruning_ms, id LIMIT {LOOK}"
+        );
+        let (mut batch, mut shards) = (Vec::new(), 0);
+        for row in self.db.raw_rows(&sql).await? {
+            shards += unsigned(row.int(1)?);
+            if !batch.is_empty() && shards > PRUNE_ROWS {
+                break;
+            }
+            batch.push(row.id(0, ExecutionId::from_slice)?);
+        }
+        Ok(batch)
+    }
+
+    /// Marks what has ended and is old among the next executions, as many as a step deletes, and says where the pass goes on.
+    async fn mark_some(&self, before: &PruneBefore, after: Option<ExecutionId>) -> Outcome<PruneCursor> {
         let floor = first_id_of(before.success_ms.max(before.failed_ms));
         let from = after.unwrap_or_else(|| first_id_of(0));
         let sql = format!(
@@ -90,33 +136,27 @@ impl SqlLedger {
             }
             seen = Some(id);
         }
-        let mut pruned = Pruned::default();
         if !batch.is_empty() {
-            let condition = format!("execution_id IN ({})", id_list(batch.iter().map(ExecutionId::as_bytes)));
-            for (table, key) in PARTS {
-                let gone = self.db.raw(&delete_some(self.db.dialect(), table, key, &condition)).await?;
-                pruned.rows += gone;
-                if gone >= PRUNE_ROWS {
-                    // There is more of it: the same executions again, with the next call.
-                    return Ok((pruned, PruneCursor::Executions { after }));
-                }
-            }
-            let gone = self
-                .db
-                .raw(&format!(
-                    "DELETE FROM executions WHERE id IN ({})",
-                    id_list(batch.iter().map(ExecutionId::as_bytes))
-                ))
-                .await?;
-            pruned.rows += gone;
-            pruned.executions = gone;
+            self.db.raw(&self.mark(before, &batch)).await?;
         }
-        let next = if all && rows.len() < LOOK {
+        Ok(if all && rows.len() < LOOK {
             PruneCursor::Decisions { job: 0 }
         } else {
             PruneCursor::Executions { after: seen }
-        };
-        Ok((pruned, next))
+        })
+    }
+
+    /// Asks again what the look saw: a person may have sent shards back since then, and that takes the same row's lock.
+    fn mark(&self, before: &PruneBefore, batch: &[ExecutionId]) -> String {
+        let (ok, failed, cancelled) = (Phase::Success.code(), Phase::Failed.code(), Phase::Cancelled.code());
+        format!(
+            "UPDATE executions SET pruning_ms = {} WHERE id IN ({}) AND pruning_ms IS NULL AND \
+             ((state = {ok} AND ended_ms < {}) OR (state IN ({failed}, {cancelled}) AND ended_ms < {}))",
+            self.now_ms(),
+            id_list(batch.iter().map(ExecutionId::as_bytes)),
+            before.success_ms,
+            before.failed_ms
+        )
     }
 
     /// By the instant that they are for, of which there is an index; one that was decided late stays for that much longer.

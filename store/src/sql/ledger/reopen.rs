@@ -12,7 +12,7 @@ use shardcron_domain::execution::{self, Execution};
 use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::job::{OverlapPolicy, RetryPolicy};
 use shardcron_domain::limits::{ERROR_BYTES, REOPEN_BATCH, UPSTREAMS_MAX};
-use shardcron_domain::reopen::{Refused, decide};
+use shardcron_domain::reopen::{Around, Refused, decide};
 use shardcron_domain::shard::{Event, Phase, apply};
 use shardcron_domain::units::rfc3339;
 use shardcron_domain::{AttemptRef, ExecutionId, JobSpec, ShardRef};
@@ -25,6 +25,7 @@ struct Held {
     counters: Execution,
     overlap: OverlapPolicy,
     others: Vec<ExecutionId>,
+    deleting: bool,
 }
 
 impl SqlLedger {
@@ -61,7 +62,8 @@ impl SqlLedger {
 async fn reopen(tx: &mut Tx, wanted: &Reopen, now_ms: i64) -> Outcome<std::result::Result<Reopened, Refused>> {
     let id = wanted.execution;
     let Some(held) = lock(tx, id).await? else { return Ok(Err(Refused::NoSuchExecution(id))) };
-    if let Err(refused) = decide(id, &held.counters, held.overlap, &held.others) {
+    let around = Around { overlap: held.overlap, others: &held.others, deleting: held.deleting };
+    if let Err(refused) = decide(id, &held.counters, around) {
         return Ok(Err(refused));
     }
     let (found, next) = match find(tx, wanted).await? {
@@ -95,7 +97,7 @@ async fn lock(tx: &mut Tx, id: ExecutionId) -> Outcome<Option<Held>> {
     // What firings go by now. One that can't be read allows nothing.
     let spec = spec.and_then(|text| serde_json::from_str::<JobSpec>(&text).ok());
     let overlap = spec.map_or(OverlapPolicy::Skip, |spec| spec.overlap);
-    let columns = "state, shards_total, succeeded, failed, cancelled, nominal_ms, held";
+    let columns = "state, shards_total, succeeded, failed, cancelled, nominal_ms, held, pruning_ms";
     let rows = tx.raw_rows(&format!("SELECT {columns} FROM executions WHERE id = {hex}{lock}")).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     let counters = Execution {
@@ -106,12 +108,12 @@ async fn lock(tx: &mut Tx, id: ExecutionId) -> Outcome<Option<Held>> {
         cancelled: row.count(4)?,
         held: row.count(6)?,
     };
-    let nominal_ms = row.int(5)?;
+    let (nominal_ms, deleting) = (row.int(5)?, row.opt_int(7)?.is_some());
     let sql =
         format!("SELECT id FROM executions WHERE state = 0 AND job_id = {job} AND id <> {hex} ORDER BY id LIMIT 1");
     let others = tx.raw_rows(&sql).await?;
     let others = others.iter().map(|row| row.id(0, ExecutionId::from_slice)).collect::<Outcome<_>>()?;
-    Ok(Some(Held { job, nominal_ms, counters, overlap, others }))
+    Ok(Some(Held { job, nominal_ms, counters, overlap, others, deleting }))
 }
 
 type Found = (Vec<AttemptRef>, Option<u32>);
