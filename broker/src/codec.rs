@@ -181,7 +181,12 @@ mod tests {
 
     #[test]
     fn runs_that_nobody_sends_are_refused() {
-        let run = |index, count| ShardRun { v: RUN_VERSION, attempt: AttemptRef { index, ..message().attempt }, count, epoch: 1 };
+        let run = |index, count| ShardRun {
+            v: RUN_VERSION,
+            attempt: AttemptRef { index, ..message().attempt },
+            count,
+            epoch: 1,
+        };
         for (index, count) in [(0, 0), (0, 65), (0, u32::MAX), (u32::MAX - 3, 5)] {
             let refusal = decode_shards(&rmp_serde::to_vec_named(&run(index, count)).unwrap()).unwrap_err();
             assert!(refusal.0.contains("1 to 64 are possible"), "{refusal}");

@@ -84,7 +84,8 @@ impl Sizes {
         if messages == 0 {
             return;
         }
-        let mean = u32::try_from(shards.div_ceil(messages)).unwrap_or(GROUP_MAX).clamp(1, GROUP_MAX).next_power_of_two();
+        let mean =
+            u32::try_from(shards.div_ceil(messages)).unwrap_or(GROUP_MAX).clamp(1, GROUP_MAX).next_power_of_two();
         if mean >= self.each {
             (self.each, self.smaller) = (mean, 0);
             return;

@@ -7,37 +7,48 @@
 
 use crate::limits::GROUP_MAX;
 
-/// Work of one slot that a message holds, about.
+/// What one worker gets through in this time is in one message at most: nobody misses what waits there.
 const MESSAGE_MS: f64 = 20.0;
-/// The same where shards are as slow as the slowest tenth of them.
-const TAIL_MS: f64 = 60.0;
-/// Durations from which something can be learnt.
-pub const SAMPLE_MIN: usize = 16;
-/// Durations that are looked at: the latest.
-pub const SAMPLE_MAX: usize = 64;
+/// Messages that are left for each consumer at least, so that the end of an execution is not one worker's alone.
+const MESSAGES_PER_CONSUMER: u32 = 8;
 /// Shards that must be left for it to be worth a look.
 pub const WORTH_A_LOOK: u32 = 512;
-/// Messages that are left for each consumer at least, so that the end of an execution is not one worker's alone. A consumer has eight
-/// slots unless it is told otherwise.
-const MESSAGES_PER_CONSUMER: u32 = 32;
+/// A look sooner than this after the last one says too little.
+const LOOK_MS: u64 = 250;
+
+/// How fast the shards of an execution end, as its counters in the ledger show it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EndRate {
+    per_second: Option<f64>,
+}
+
+impl EndRate {
+    /// Takes in that so many shards ended within a time. False: the time was too short to say anything.
+    pub fn observe(&mut self, ended: u32, elapsed_ms: u64) -> bool {
+        if elapsed_ms < LOOK_MS {
+            return false;
+        }
+        let now = f64::from(ended) * 1_000.0 / elapsed_ms as f64;
+        // Slower counts at once, faster bit by bit: work that turns long must not wait in large messages.
+        self.per_second = Some(match self.per_second {
+            Some(before) if now > before => before.midpoint(now),
+            _ => now,
+        });
+        true
+    }
+}
 
 /// Shards for each message, 1 to [`GROUP_MAX`].
 ///
-/// `took_ms`: how long the latest shards of the execution took, in any order. `limit`: the job's own. `left`: shards not handed out
-/// yet. `consumers`: of the tier's queue.
+/// The rate says at least how quick a worker is with these shards, whatever else it does meanwhile: an estimate that is too low makes
+/// messages too small, never too large. `limit`: the job's own. `left`: shards not handed out yet. `consumers`: of the tier's queue.
 #[must_use]
-pub fn size(took_ms: &[u64], limit: Option<u32>, left: u32, consumers: u32) -> u32 {
-    if took_ms.len() < SAMPLE_MIN {
-        return 1;
-    }
-    let mut sorted = took_ms.to_vec();
-    sorted.sort_unstable();
-    // Measured in whole milliseconds by two readings of a clock: 0 is anything below one.
-    let mean = sorted.iter().sum::<u64>() as f64 / sorted.len() as f64 + 0.25;
-    let slow = sorted[sorted.len() * 9 / 10] as f64 + 0.25;
-    let by_time = (MESSAGE_MS / mean).min(TAIL_MS / slow) as u32;
-    let by_left = left / MESSAGES_PER_CONSUMER.saturating_mul(consumers.max(1));
-    let most = by_time.min(by_left).min(limit.unwrap_or(GROUP_MAX)).clamp(1, GROUP_MAX);
+pub fn size(rate: EndRate, limit: Option<u32>, left: u32, consumers: u32) -> u32 {
+    let Some(per_second) = rate.per_second else { return 1 };
+    let consumers = consumers.max(1);
+    let quick = (per_second / f64::from(consumers) * MESSAGE_MS / 1_000.0) as u32;
+    let fair = left / consumers.saturating_mul(MESSAGES_PER_CONSUMER);
+    let most = quick.min(fair).min(limit.unwrap_or(GROUP_MAX)).clamp(1, GROUP_MAX);
     // A power of two: what changes seldom is counted more exactly by those who read it off the queue.
     if limit == Some(most) { most } else { 1 << most.ilog2() }
 }
@@ -53,51 +64,56 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn rate(per_second: u32) -> EndRate {
+        let mut rate = EndRate::default();
+        assert!(rate.observe(per_second, 1_000));
+        rate
+    }
+
     #[test]
     fn tiny_shards_travel_together_and_others_alone() {
-        assert_eq!(size(&[0; 64], None, 1_000_000, 3), 64);
-        assert_eq!(size(&[1; 64], None, 1_000_000, 3), 16);
-        assert_eq!(size(&[5; 64], None, 1_000_000, 3), 2);
-        assert_eq!(size(&[50; 64], None, 1_000_000, 3), 1);
+        assert_eq!(size(rate(12_000), None, 1_000_000, 3), 64);
+        assert_eq!(size(rate(2_500), None, 1_000_000, 3), 16);
+        // Shards of a tenth of a second on three workers of eight slots.
+        assert_eq!(size(rate(240), None, 1_000_000, 3), 1);
     }
 
     #[test]
     fn nothing_is_guessed() {
-        assert_eq!(size(&[], None, 1_000_000, 3), 1);
-        assert_eq!(size(&[0; SAMPLE_MIN - 1], None, 1_000_000, 3), 1);
+        assert_eq!(size(EndRate::default(), None, 1_000_000, 3), 1);
+        let mut rate = EndRate::default();
+        assert!(!rate.observe(10_000, LOOK_MS - 1));
+        assert_eq!(rate, EndRate::default());
     }
 
     #[test]
-    fn a_slow_tenth_counts() {
-        let mut took = [0; 64];
-        took[..7].fill(400);
-        assert_eq!(size(&took, None, 1_000_000, 3), 1);
-        let mut hiccup = [0; 64];
-        hiccup[0] = 20;
-        assert!(size(&hiccup, None, 1_000_000, 3) >= 16, "one pause of the machine says little");
+    fn what_turns_long_is_noticed_at_once_and_what_turns_quick_bit_by_bit() {
+        let mut changing = rate(12_000);
+        changing.observe(100, 1_000);
+        assert_eq!(size(changing, None, 1_000_000, 3), 1);
+        changing.observe(12_000, 1_000);
+        assert_eq!(size(changing, None, 1_000_000, 3), 32);
     }
 
     #[test]
     fn the_end_of_an_execution_is_for_everybody() {
-        assert_eq!(size(&[0; 64], None, 3 * 32 * 8, 3), 8);
-        assert_eq!(size(&[0; 64], None, 10, 3), 1);
+        assert_eq!(size(rate(100_000), None, 3 * 8 * 8, 3), 8);
+        assert_eq!(size(rate(100_000), None, 10, 3), 1);
     }
 
     #[test]
     fn the_job_has_the_last_word() {
-        assert_eq!(size(&[0; 64], Some(1), 1_000_000, 3), 1);
-        assert_eq!(size(&[0; 64], Some(10), 1_000_000, 3), 10);
-        assert_eq!(size(&[5; 64], Some(10), 1_000_000, 3), 2);
+        assert_eq!(size(rate(100_000), Some(1), 1_000_000, 3), 1);
+        assert_eq!(size(rate(100_000), Some(10), 1_000_000, 3), 10);
+        assert_eq!(size(rate(600), Some(10), 1_000_000, 3), 4);
     }
 
     proptest! {
         #[test]
-        fn the_size_keeps_its_bounds(
-            took in prop::collection::vec(0u64..100_000, 0..100), limit in prop::option::of(1u32..=64), left: u32, consumers: u32
-        ) {
-            let size = size(&took, limit, left, consumers);
+        fn the_size_keeps_its_bounds(per_second: u32, limit in prop::option::of(1u32..=64), left: u32, consumers: u32) {
+            let size = size(rate(per_second), limit, left, consumers);
             prop_assert!((1..=limit.unwrap_or(GROUP_MAX)).contains(&size));
-            prop_assert!(size == 1 || u64::from(size) * 32 * u64::from(consumers.max(1)) <= u64::from(left));
+            prop_assert!(size == 1 || u64::from(size) * u64::from(consumers.max(1)) <= u64::from(left));
         }
 
         #[test]

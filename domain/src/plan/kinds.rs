@@ -55,7 +55,9 @@ fn group(spec: &ShardsSpec) -> Checked {
     match spec.group {
         Some(0) => Err(fault(".group", "0 shards in a message would hand out nothing; 1 sends each shard alone")),
         Some(n) if n > GROUP_MAX => Err(fault(".group", format!("{n} shards in a message; {GROUP_MAX} are the most"))),
-        Some(_) if spec.broadcast => Err(fault(".group", "shards of a broadcast go to one worker each; take 'group' out")),
+        Some(_) if spec.broadcast => {
+            Err(fault(".group", "shards of a broadcast go to one worker each; take 'group' out"))
+        }
         _ => Ok(()),
     }
 }
