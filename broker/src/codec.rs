@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 use shardcron_domain::limits;
-use shardcron_domain::messages::{ENVELOPE_VERSION, ShardMessage, TriggerReply, TriggerRequest};
+use shardcron_domain::messages::{ENVELOPE_VERSION, RUN_VERSION, ShardMessage, ShardRun, TriggerReply, TriggerRequest};
 
 /// `content_type` of messages between processes.
 pub const MSGPACK: &str = "application/msgpack";
@@ -47,11 +47,22 @@ pub fn encode_shard(message: &ShardMessage) -> Result<Vec<u8>, Unreadable> {
     rmp_serde::to_vec_named(message).map_err(|e| Unreadable(format!("the message can't be encoded: {e}")))
 }
 
-/// Decodes a shard.
+/// Encodes shards that travel in one message; a single one as [`encode_shard`] does, so that every worker can read it.
+///
+/// # Errors
+/// As there.
+pub fn encode_run(run: &ShardRun) -> Result<Vec<u8>, Unreadable> {
+    match (run.count, run.shards().next()) {
+        (1, Some(single)) => encode_shard(&single),
+        _ => rmp_serde::to_vec_named(run).map_err(|e| Unreadable(format!("the message can't be encoded: {e}"))),
+    }
+}
+
+/// Decodes a message with a shard or several.
 ///
 /// # Errors
 /// A sentence; the message belongs to the dead letters.
-pub fn decode_shard(payload: &[u8]) -> Result<ShardMessage, Unreadable> {
+pub fn decode_shards(payload: &[u8]) -> Result<ShardRun, Unreadable> {
     let fault = |text: String| Err(Unreadable(text));
     if payload.len() > SHARD_MESSAGE_BYTES {
         return fault(format!(
@@ -68,19 +79,36 @@ pub fn decode_shard(payload: &[u8]) -> Result<ShardMessage, Unreadable> {
     }
     // The version first: a later version may have fields that this program would misread.
     match from_msgpack::<Envelope>(payload) {
-        Ok(Envelope { v }) if v > u64::from(ENVELOPE_VERSION) => fault(format!(
-            "the message has version {v} and this worker reads up to {ENVELOPE_VERSION}: update the workers before the schedulers"
+        Ok(Envelope { v }) if v > u64::from(RUN_VERSION) => fault(format!(
+            "the message has version {v} and this worker reads up to {RUN_VERSION}: update the workers before the schedulers"
         )),
         Ok(Envelope { v: 0 }) => fault("the message has version 0, which never was".into()),
+        Ok(Envelope { v }) if v == u64::from(RUN_VERSION) => match from_msgpack::<ShardRun>(payload) {
+            Ok(run) => checked(run),
+            Err(e) => fault(format!("the message is not a run of shards of version {RUN_VERSION}: {e}")),
+        },
         Ok(_) => match from_msgpack::<ShardMessage>(payload) {
-            Ok(message) if message.attempt.attempt == 0 => {
-                fault("the message names attempt 0; they count from 1".into())
-            }
-            Ok(message) => Ok(message),
+            Ok(ShardMessage { attempt, epoch, .. }) => checked(ShardRun::new(attempt, 1, epoch)),
             Err(e) => fault(format!("the message is not a shard of version {ENVELOPE_VERSION}: {e}")),
         },
         Err(e) => fault(format!("the message is not MessagePack that shardcron sends: {e}")),
     }
+}
+
+/// What no version of this program sends is not acted upon.
+fn checked(run: ShardRun) -> Result<ShardRun, Unreadable> {
+    if run.attempt.attempt == 0 {
+        return Err(Unreadable("the message names attempt 0; they count from 1".into()));
+    }
+    if run.count == 0 || run.count > limits::GROUP_MAX || run.attempt.index.checked_add(run.count).is_none() {
+        let ShardRun { attempt, count, .. } = run;
+        return Err(Unreadable(format!(
+            "the message names {count} shards from {} on; 1 to {} are possible",
+            attempt.index,
+            limits::GROUP_MAX
+        )));
+    }
+    Ok(run)
 }
 
 /// Encodes a trigger, as the command line sends it: the same JSON that a person would type.
@@ -125,6 +153,44 @@ mod tests {
     fn message() -> ShardMessage {
         let execution = ExecutionId(Uuid::from_u128(0x0193_9d5e_7c1a_7def_8000_1234_5678_90ab));
         ShardMessage { v: ENVELOPE_VERSION, attempt: AttemptRef { execution, index: 31, attempt: 2 }, epoch: 7 }
+    }
+
+    /// The only shard of a message.
+    fn decode_shard(payload: &[u8]) -> Result<ShardMessage, Unreadable> {
+        decode_shards(payload).map(|run| {
+            let shards: Vec<ShardMessage> = run.shards().collect();
+            assert_eq!(shards.len(), 1);
+            shards.into_iter().next().unwrap()
+        })
+    }
+
+    #[test]
+    fn several_shards_travel_in_one_message() {
+        let run = ShardRun::new(AttemptRef { attempt: 1, ..message().attempt }, 64, 7);
+        let bytes = encode_run(&run).unwrap();
+        let read = decode_shards(&bytes).unwrap();
+        assert_eq!(read, run);
+        let indexes: Vec<u32> = read.shards().map(|m| m.attempt.index).collect();
+        assert_eq!(indexes, (31..95).collect::<Vec<u32>>());
+        assert!(read.shards().all(|m| m.v == ENVELOPE_VERSION && m.epoch == 7 && m.attempt.attempt == 1));
+        // What an earlier worker reads of it is its version, and says so in words.
+        assert_eq!(from_msgpack::<Envelope>(&bytes).unwrap().v, u64::from(RUN_VERSION));
+        let single = ShardRun::new(message().attempt, 1, 7);
+        assert_eq!(encode_run(&single).unwrap(), encode_shard(&message()).unwrap(), "every version reads a single one");
+    }
+
+    #[test]
+    fn runs_that_nobody_sends_are_refused() {
+        let run = |index, count| ShardRun {
+            v: RUN_VERSION,
+            attempt: AttemptRef { index, ..message().attempt },
+            count,
+            epoch: 1,
+        };
+        for (index, count) in [(0, 0), (0, 65), (0, u32::MAX), (u32::MAX - 3, 5)] {
+            let refusal = decode_shards(&rmp_serde::to_vec_named(&run(index, count)).unwrap()).unwrap_err();
+            assert!(refusal.0.contains("1 to 64 are possible"), "{refusal}");
+        }
     }
 
     #[test]
@@ -206,7 +272,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let _ = decode_shard(&bytes);
+            let _ = decode_shards(&bytes);
         }
 
         #[test]
@@ -215,7 +281,7 @@ mod tests {
             let at = at % bytes.len();
             bytes[at] = byte;
             bytes.truncate(cut);
-            let _ = decode_shard(&bytes);
+            let _ = decode_shards(&bytes);
         }
     }
 }

@@ -16,6 +16,7 @@ pub mod rabbitmq;
 pub mod topology;
 
 mod backoff;
+mod groups;
 mod health;
 
 pub use fallback::{Fallback, FallbackOptions};

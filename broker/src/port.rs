@@ -1,7 +1,7 @@
 //! The port of the broker.
 
 use async_trait::async_trait;
-use shardcron_domain::messages::{ShardMessage, TriggerReply, TriggerRequest};
+use shardcron_domain::messages::{ShardMessage, ShardRun, TriggerReply, TriggerRequest};
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -30,6 +30,21 @@ pub enum Published {
     Failed(String),
     /// No message was sent, as the broker is away: workers find the shard in the ledger once it is noted there as left to them.
     Left,
+}
+
+impl Published {
+    /// The answer for a whole of which each part has one: the first that is not good, else whether any part was left.
+    fn of_all(parts: impl Iterator<Item = Published>) -> Published {
+        let mut whole = None;
+        for part in parts {
+            match part {
+                Published::Unroutable | Published::Failed(_) => return part,
+                Published::Left => whole = Some(Published::Left),
+                Published::Confirmed => whole = whole.or(Some(Published::Confirmed)),
+            }
+        }
+        whole.unwrap_or_else(|| Published::Failed("the broker did not answer".into()))
+    }
 }
 
 /// How what is published reaches the workers now.
@@ -66,7 +81,8 @@ pub enum BrokerState {
 /// A look at a tier's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// Messages that no consumer holds. Without a queue of its own: shards that are handed out and not begun, if that is known.
+    /// Shards that no consumer holds: messages, and where some hold several, as many as they hold if they were published from here.
+    /// Without a queue of its own: shards that are handed out and not begun, if that is known.
     pub ready: u32,
     /// Consumers on the queue, of all processes.
     pub consumers: u32,
@@ -85,7 +101,7 @@ pub struct Tag {
     /// Grows with each new channel of the consumer; a tag of an earlier one is void, its message comes again. [`POLLED`] is never
     /// void.
     pub generation: u64,
-    /// The broker's number within it.
+    /// A number within it. Each delivery has its own, also those that came in one message.
     pub number: u64,
 }
 
@@ -147,7 +163,7 @@ pub trait Acker: Send + Sync {
     async fn ack(&self, tags: &[Tag]);
     /// Gives deliveries back to the queue, to be handed to somebody else.
     async fn requeue(&self, tags: &[Tag]);
-    /// Asks for another number of unacked deliveries.
+    /// Asks for another number of unacked deliveries. A transport whose messages hold several rounds up to whole ones.
     async fn set_prefetch(&self, prefetch: u16);
     /// Takes no more deliveries. Those that are held can still be acked.
     async fn stop(&self);
@@ -183,6 +199,14 @@ pub trait Broker: Send + Sync + 'static {
 
     /// Publishes, with confirms in flight by the hundred; the answers are in the messages' order. Returns within a bounded time.
     async fn publish(&self, tier: &str, messages: &[ShardMessage]) -> Vec<Published>;
+
+    /// Publishes runs of shards, each in one message where the transport has messages; the answers are in the runs' order. A run is
+    /// taken as a whole or not at all.
+    async fn publish_runs(&self, tier: &str, runs: &[ShardRun]) -> Vec<Published> {
+        let messages: Vec<ShardMessage> = runs.iter().flat_map(|run| run.shards()).collect();
+        let mut answers = self.publish(tier, &messages).await.into_iter();
+        runs.iter().map(|run| Published::of_all(answers.by_ref().take(run.count as usize))).collect()
+    }
 
     /// Looks at a tier's queue.
     ///

@@ -53,6 +53,8 @@ pub fn pick(cursors: &mut [Cursor], turn: &mut usize, budget: u32) -> Vec<Pick> 
             None => picks.push(Pick { execution: cursor.execution, from, to }),
         }
     }
+    // Published in this order: what is small need not stand behind what is large.
+    picks.sort_by_key(|pick| pick.to - pick.from);
     picks
 }
 
@@ -103,6 +105,7 @@ mod tests {
         let picks = pick(&mut cursors, &mut 0, 100);
         let of = |n: u128| picks.iter().filter(|p| p.execution.0.as_u128() == n).map(|p| p.to - p.from).sum::<u32>();
         assert_eq!((of(1), of(2)), (90, 10));
+        assert_eq!(picks[0].execution.0.as_u128(), 2, "and is published before it");
     }
 
     #[test]

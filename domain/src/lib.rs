@@ -21,6 +21,7 @@ pub mod fallback;
 pub mod file_beginning;
 pub mod firing;
 pub mod flow;
+pub mod grouping;
 pub mod hints;
 pub mod hot_keys;
 pub mod http_call;

@@ -52,6 +52,9 @@ pub const QUEUE_WINDOW_MIN: u32 = 16;
 pub const PREFETCH_MAX: u16 = 1_024;
 /// Shards of one execution that are published before another execution of the tier has its turn.
 pub const DISPATCH_QUANTUM: u32 = 64;
+/// Shards of one execution that travel in one message at most: a redelivery brings all of them again, and a worker settles them by one
+/// word of 64 bits.
+pub const GROUP_MAX: u32 = 64;
 /// Retries and reclaimed shards that one look at the ledger takes up.
 pub const REDISPATCH_BATCH: usize = 500;
 /// A worker's attempts at the same time per tier.

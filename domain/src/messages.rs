@@ -17,6 +17,41 @@ pub struct ShardMessage {
     pub epoch: i64,
 }
 
+/// The version of a message that holds several shards. A worker that reads up to [`ENVELOPE_VERSION`] only refuses it in words instead
+/// of running its first shard and losing sight of the others.
+pub const RUN_VERSION: u8 = 2;
+
+/// Several shards of one execution in a row, all at the same attempt: what tiny shards travel in (see `crate::grouping`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardRun {
+    /// [`RUN_VERSION`] of the sender, or [`ENVELOPE_VERSION`] for a single shard.
+    pub v: u8,
+    /// The first of them.
+    pub attempt: AttemptRef,
+    /// How many; at least one.
+    pub count: u32,
+    /// The leader that handed them out; for the logs only.
+    pub epoch: i64,
+}
+
+impl ShardRun {
+    /// `count` shards from `attempt` on.
+    #[must_use]
+    pub fn new(attempt: AttemptRef, count: u32, epoch: i64) -> Self {
+        ShardRun { v: if count > 1 { RUN_VERSION } else { ENVELOPE_VERSION }, attempt, count, epoch }
+    }
+
+    /// Each shard as a message of its own.
+    pub fn shards(self) -> impl Iterator<Item = ShardMessage> {
+        let AttemptRef { execution, index, attempt } = self.attempt;
+        (index..index.saturating_add(self.count)).map(move |index| ShardMessage {
+            v: ENVELOPE_VERSION,
+            attempt: AttemptRef { execution, index, attempt },
+            epoch: self.epoch,
+        })
+    }
+}
+
 /// A trigger by a person or a program, read and checked.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TriggerRequest {

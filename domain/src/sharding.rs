@@ -43,6 +43,9 @@ pub struct ShardsSpec {
     /// Whether `balance` may cut an item of a list in parts, by the records' keys modulo the number of parts.
     #[serde(default, skip_serializing_if = "is_false")]
     pub split: bool,
+    /// How many shards may travel in one message at most. Absent: as many as their durations allow (`crate::grouping`); 1: each alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<u32>,
 }
 
 fn is_false(value: &bool) -> bool {

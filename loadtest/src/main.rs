@@ -48,6 +48,8 @@ enum Command {
     WorkerKill(scenarios::worker_kill::WorkerKillArgs),
     /// Have each record add 1 to a counter while workers are killed, and see that every counter is 1
     Effects(scenarios::effects::EffectsArgs),
+    /// Run very many tiny shards singly and grouped, with small jobs beside them
+    Groups(scenarios::groups::GroupsArgs),
     /// Measure what it costs to work on a record once, beside the insert of a bare row
     Once(scenarios::once::OnceArgs),
     /// Cut a lopsided job anew by the durations of its last run, and say how even that makes it
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         Command::Precision(args) => session::run(scenarios::precision::run(args)),
         Command::WorkerKill(args) => session::run(scenarios::worker_kill::run(args)),
         Command::Effects(args) => session::run(scenarios::effects::run(args)),
+        Command::Groups(args) => session::run(scenarios::groups::run(args)),
         Command::Once(args) => session::run(scenarios::once::run(args)),
         Command::Skew(args) => session::run(scenarios::skew::run(args)),
         Command::Faults(args) => session::run(faults::run(args)),

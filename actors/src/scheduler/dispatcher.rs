@@ -1,6 +1,7 @@
 //! Hands shards to the broker: windowed, fair, at least once. The ledger is the outbox; what the broker has confirmed is noted
 //! there, and what is not noted is handed out again by whoever leads next.
 
+use super::grouping::{self, Grouping, Limits};
 use super::round::{Done, Fault, Round, align, redispatch, republish};
 use super::{Deposed, SchedulerOptions, TermChanged};
 use crate::guardian::Ping;
@@ -74,6 +75,7 @@ pub(super) struct DispatcherActor {
     term: Option<Term>,
     tiers: BTreeMap<String, Tier>,
     progress: HashMap<ExecutionId, Progress>,
+    grouping: Grouping,
     redispatching: bool,
     surveying: bool,
     /// The cursors when the survey under way began: what it does not find of these has ended.
@@ -100,6 +102,7 @@ impl DispatcherActor {
             term: None,
             tiers: BTreeMap::new(),
             progress: HashMap::new(),
+            grouping: Grouping::default(),
             redispatching: false,
             surveying: false,
             surveyed: HashSet::new(),
@@ -158,6 +161,11 @@ impl DispatcherActor {
             return;
         }
         tier.busy = true;
+        let consumers = depth.map_or(0, |depth| depth.consumers);
+        let left =
+            |execution| tier.cursors.iter().find(|c| c.execution == execution).map_or(0, |c| c.shards_total - c.next);
+        let sizes: Vec<u32> =
+            picks.iter().map(|p| self.grouping.size(p.execution, left(p.execution), consumers)).collect();
         let round = Round {
             ports: self.ports.clone(),
             epoch,
@@ -166,7 +174,7 @@ impl DispatcherActor {
                 .iter()
                 .map(|p| (p.execution, tier.materialized.get(&p.execution).copied().unwrap_or(0)))
                 .collect(),
-            picks,
+            picks: picks.into_iter().zip(sizes).collect(),
             tiers: self.options.tiers.clone(),
             gone: Vec::new(),
         };
@@ -200,6 +208,7 @@ impl DispatcherActor {
         self.surveying = true;
         self.surveyed = self.tiers.values().flat_map(|t| t.known.iter().copied()).collect();
         let (ports, me) = (self.ports.clone(), ctx.address());
+        let known = self.grouping.known();
         let look = async move {
             let active = ports.ledger.active_executions().await?;
             let handed_out = active.iter().any(|a| a.dispatched > a.ended);
@@ -208,7 +217,8 @@ impl DispatcherActor {
                 Err(e @ StoreError::Deposed { .. }) => return Err(e),
                 Err(e) => tracing::debug!(error = %e, "workers could not be told about the broker yet"),
             }
-            Ok(active)
+            let limits = grouping::limits(&ports, &active, &known).await;
+            Ok((active, limits))
         };
         self.ports.run(look, move |result| tell(me, Surveyed { epoch, result }));
     }
@@ -284,6 +294,7 @@ impl Handler<TermChanged> for DispatcherActor {
         self.term = leading.0;
         self.tiers.clear();
         self.progress.clear();
+        self.grouping = Grouping::default();
         (self.redispatching, self.surveying, self.outage) = (false, false, false);
         if self.term.is_some() {
             let (ports, tiers) = (self.ports.clone(), self.options.tiers.clone());
@@ -443,7 +454,7 @@ impl Handler<Redispatched> for DispatcherActor {
 #[rtype(result = "()")]
 struct Surveyed {
     epoch: Epoch,
-    result: Result<Vec<ActiveExecution>, StoreError>,
+    result: Result<(Vec<ActiveExecution>, Limits), StoreError>,
 }
 
 impl Handler<Surveyed> for DispatcherActor {
@@ -455,8 +466,9 @@ impl Handler<Surveyed> for DispatcherActor {
         }
         self.surveying = false;
         match result {
-            Ok(active) => {
+            Ok((active, limits)) => {
                 self.find_stranded(&active);
+                self.grouping.look(&active, limits);
                 self.drop_ended(&active);
                 for execution in &active {
                     self.take_in(execution);

@@ -4,6 +4,7 @@ mod asked;
 mod delays;
 mod dispatcher;
 mod external;
+mod grouping;
 mod intent;
 mod loading;
 mod plan_files;

@@ -5,8 +5,9 @@ use crate::ports::Ports;
 use crate::telemetry;
 use shardcron_broker::{BrokerError, Depth, Published, Way};
 use shardcron_domain::dispatch::Pick;
+use shardcron_domain::grouping::runs;
 use shardcron_domain::limits::{QUEUE_WINDOW_MAX, REDISPATCH_BATCH};
-use shardcron_domain::messages::{ENVELOPE_VERSION, ShardMessage};
+use shardcron_domain::messages::{ENVELOPE_VERSION, ShardMessage, ShardRun};
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId};
 use shardcron_store::{Polling, StoreError};
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +17,8 @@ pub(super) struct Round {
     pub(super) ports: Ports,
     pub(super) epoch: Epoch,
     pub(super) tier: String,
-    pub(super) picks: Vec<Pick>,
+    /// What is to be handed out, and how many shards of each go into one message.
+    pub(super) picks: Vec<(Pick, u32)>,
     pub(super) materialized: HashMap<ExecutionId, u32>,
     pub(super) tiers: Vec<String>,
     /// Executions that have ended meanwhile: nothing of them is to be handed out any more.
@@ -43,13 +45,13 @@ pub(super) enum Fault {
 impl Round {
     pub(super) async fn run(mut self) -> Done {
         let mut fault = self.write_rows().await.err();
-        let mut reached: Vec<(ExecutionId, u32)> = self.picks.iter().map(|p| (p.execution, p.from)).collect();
+        let mut reached: Vec<(ExecutionId, u32)> = self.picks.iter().map(|(p, _)| (p.execution, p.from)).collect();
         let mut published = 0;
         if fault.is_none() && !self.picks.is_empty() {
             let Answers { reached: confirmed, left, fault: broker_fault } = self.publish().await;
-            published = confirmed.iter().zip(&self.picks).map(|(to, pick)| to - pick.from).sum();
+            published = confirmed.iter().zip(&self.picks).map(|(to, (pick, _))| to - pick.from).sum();
             let marks: Vec<(ExecutionId, u32)> =
-                self.picks.iter().zip(&confirmed).map(|(p, to)| (p.execution, *to)).collect();
+                self.picks.iter().zip(&confirmed).map(|((p, _), to)| (p.execution, *to)).collect();
             fault = broker_fault.map(Fault::Broker);
             match mark(&self.ports, self.epoch, (&marks, &[]), left).await {
                 Ok(()) => reached = marks,
@@ -79,7 +81,7 @@ impl Round {
 
     /// A shard's row must exist before anybody hears of the shard.
     async fn write_rows(&mut self) -> Result<(), Fault> {
-        for pick in &self.picks {
+        for (pick, _) in &self.picks {
             let reach = self.materialized.entry(pick.execution).or_insert(0);
             while *reach < pick.to {
                 match self.ports.ledger.materialize(self.epoch, pick.execution, pick.to).await {
@@ -95,35 +97,32 @@ impl Round {
             }
         }
         let gone = std::mem::take(&mut self.gone);
-        self.picks.retain(|p| !gone.contains(&p.execution));
+        self.picks.retain(|(p, _)| !gone.contains(&p.execution));
         self.gone = gone;
         Ok(())
     }
 
     /// Publishes all picks.
     async fn publish(&self) -> Answers {
-        let message = |execution, index| ShardMessage {
-            v: ENVELOPE_VERSION,
-            attempt: AttemptRef { execution, index, attempt: 1 },
-            epoch: self.epoch.0,
+        let first = |execution, index| AttemptRef { execution, index, attempt: 1 };
+        let of_pick = |(pick, size): &(Pick, u32)| {
+            let execution = pick.execution;
+            runs(pick.from, pick.to, *size)
+                .map(move |(from, count)| ShardRun::new(first(execution, from), count, self.epoch.0))
+                .collect::<Vec<_>>()
         };
-        let messages: Vec<ShardMessage> = self
-            .picks
-            .iter()
-            .flat_map(|p| (p.from..p.to).map(move |index| (p.execution, index)))
-            .map(|(e, i)| message(e, i))
-            .collect();
-        let answers = self.ports.broker.publish(&self.tier, &messages).await;
+        let messages: Vec<Vec<ShardRun>> = self.picks.iter().map(of_pick).collect();
+        let answers = self.ports.broker.publish_runs(&self.tier, &messages.concat()).await;
         let mut answers = answers.into_iter();
         let (mut reached, mut fault) = (Vec::with_capacity(self.picks.len()), None);
         let (mut unroutable, mut left) = (false, false);
-        for pick in &self.picks {
+        for ((pick, _), runs) in self.picks.iter().zip(&messages) {
             let mut to = pick.from;
-            for index in pick.from..pick.to {
+            for run in runs {
                 let answer = answers.next();
                 left |= answer == Some(Published::Left);
                 match answer {
-                    Some(Published::Confirmed | Published::Left) if to == index => to = index + 1,
+                    Some(Published::Confirmed | Published::Left) if to == run.attempt.index => to += run.count,
                     Some(Published::Confirmed | Published::Left) => {}
                     Some(Published::Unroutable) => unroutable = true,
                     Some(Published::Failed(why)) => fault = fault.or(Some(why)),

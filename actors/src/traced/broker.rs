@@ -3,7 +3,7 @@
 use crate::trace::Trace;
 use async_trait::async_trait;
 use shardcron_broker::*;
-use shardcron_domain::messages::{ShardMessage, TriggerRequest};
+use shardcron_domain::messages::{ShardMessage, ShardRun, TriggerRequest};
 use shardcron_domain::trace::TraceEvent;
 use shardcron_domain::{AttemptRef, Epoch};
 use std::collections::HashMap;
@@ -28,6 +28,14 @@ impl Broker for Traced {
         let out = |answer: &Published| matches!(answer, Published::Confirmed | Published::Left);
         let confirmed = messages.iter().zip(&answers).filter(|(_, answer)| out(answer));
         self.trace.say_all(confirmed, |(m, _)| TraceEvent::Dispatched { epoch: Epoch(m.epoch), at: m.attempt });
+        answers
+    }
+
+    async fn publish_runs(&self, tier: &str, runs: &[ShardRun]) -> Vec<Published> {
+        let answers = self.inner.publish_runs(tier, runs).await;
+        let out = |answer: &Published| matches!(answer, Published::Confirmed | Published::Left);
+        let confirmed = runs.iter().zip(&answers).filter(|(_, answer)| out(answer)).flat_map(|(run, _)| run.shards());
+        self.trace.say_all(confirmed, |m| TraceEvent::Dispatched { epoch: Epoch(m.epoch), at: m.attempt });
         answers
     }
 

@@ -20,7 +20,7 @@ use crate::ledger::LedgerBroker;
 use crate::port::*;
 use async_trait::async_trait;
 use outlook::{Outlook, Side};
-use shardcron_domain::messages::{ShardMessage, TriggerRequest};
+use shardcron_domain::messages::{ShardMessage, ShardRun, TriggerRequest};
 use shardcron_store::Ledger;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,6 +91,28 @@ impl Fallback {
     }
 }
 
+impl Fallback {
+    /// Whether what is published is left in the ledger now.
+    fn leaves(&self, tier: &str) -> bool {
+        let leaves = self.inner.outlook.fallen() || self.inner.outlook.is_silent(tier, Side::Publishing);
+        if leaves {
+            // Pollers of this process need not wait for their interval; the mark follows in a moment.
+            self.inner.polled.nudge();
+        }
+        leaves
+    }
+
+    async fn or_left(&self, tier: &str, mut answers: Vec<Published>) -> Vec<Published> {
+        let failed = |answer: &Published| matches!(answer, Published::Failed(_));
+        // Nothing of it was answered although the broker is there: its queue is dead, and nobody is to wait for that.
+        if !answers.is_empty() && answers.iter().all(failed) && self.inner.stays_up().await {
+            self.inner.leave_to_pollers(tier);
+            answers.fill(Published::Left);
+        }
+        answers
+    }
+}
+
 #[async_trait]
 impl Broker for Fallback {
     async fn declare(&self, tiers: &[String]) -> Result<()> {
@@ -99,23 +121,17 @@ impl Broker for Fallback {
     }
 
     async fn publish(&self, tier: &str, messages: &[ShardMessage]) -> Vec<Published> {
-        if self.inner.outlook.fallen() {
-            // Pollers of this process need not wait for their interval; the mark follows in a moment.
-            self.inner.polled.nudge();
-            return vec![Published::Left; messages.len()];
+        match self.leaves(tier) {
+            true => vec![Published::Left; messages.len()],
+            false => self.or_left(tier, self.inner.broker.publish(tier, messages).await).await,
         }
-        if self.inner.outlook.is_silent(tier, Side::Publishing) {
-            self.inner.polled.nudge();
-            return vec![Published::Left; messages.len()];
+    }
+
+    async fn publish_runs(&self, tier: &str, runs: &[ShardRun]) -> Vec<Published> {
+        match self.leaves(tier) {
+            true => vec![Published::Left; runs.len()],
+            false => self.or_left(tier, self.inner.broker.publish_runs(tier, runs).await).await,
         }
-        let mut answers = self.inner.broker.publish(tier, messages).await;
-        let failed = |answer: &Published| matches!(answer, Published::Failed(_));
-        // Nothing of it was answered although the broker is there: its queue is dead, and nobody is to wait for that.
-        if !answers.is_empty() && answers.iter().all(failed) && self.inner.stays_up().await {
-            self.inner.leave_to_pollers(tier);
-            answers.fill(Published::Left);
-        }
-        answers
     }
 
     /// While the ledger is the queue its length bounds what is handed out, as RabbitMQ's would: what has no message when the broker

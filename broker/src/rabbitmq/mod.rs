@@ -18,6 +18,7 @@ mod triggers;
 mod url;
 
 use crate::codec;
+use crate::groups::Backlog;
 use crate::health::Health;
 use crate::metric_definitions as m;
 use crate::port::*;
@@ -25,14 +26,18 @@ use crate::topology::{DEFAULT_PREFIX, Names};
 use async_trait::async_trait;
 use link::{Closing, Link, LinkOptions};
 use publisher::{Outgoing, Publisher};
-use shardcron_domain::messages::{ShardMessage, TriggerRequest};
-use std::sync::Arc;
+use shardcron_domain::messages::{ShardMessage, ShardRun, TriggerRequest};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, watch};
 
 /// A bound on every single request to the server that is answered at once when all is well.
 const RPC_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Tiers whose backlog is kept: far more than anybody serves.
+const BACKLOGS_MAX: usize = 256;
 
 const PUBLISHING: usize = 0;
 const CONSUMING: usize = 1;
@@ -71,6 +76,7 @@ pub(crate) struct Inner {
     health: Arc<Health>,
     version: OnceCell<String>,
     closing: watch::Sender<bool>,
+    backlogs: Mutex<HashMap<String, Backlog>>,
 }
 
 impl RabbitMq {
@@ -115,6 +121,7 @@ impl RabbitMq {
             health,
             version,
             closing,
+            backlogs: Mutex::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -134,15 +141,23 @@ impl Broker for RabbitMq {
     }
 
     async fn publish(&self, tier: &str, messages: &[ShardMessage]) -> Vec<Published> {
+        let runs: Vec<ShardRun> = messages.iter().map(|m| ShardRun::new(m.attempt, 1, m.epoch)).collect();
+        self.publish_runs(tier, &runs).await
+    }
+
+    async fn publish_runs(&self, tier: &str, runs: &[ShardRun]) -> Vec<Published> {
         let queue = self.inner.names.shards(tier);
-        let outgoing = messages.iter().map(|message| Outgoing::shard(&queue, message)).collect();
+        let outgoing = runs.iter().map(|run| Outgoing::shards(&queue, run)).collect();
         let outcomes = self.inner.publisher.shards(outgoing).await;
         publisher::count(tier, &outcomes);
+        let confirmed = runs.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Published::Confirmed);
+        self.inner.backlog(tier, |backlog| confirmed.for_each(|(run, _)| backlog.published(run.count)));
         outcomes
     }
 
     async fn depth(&self, tier: &str) -> Result<Depth> {
-        self.inner.publisher.depth(&self.inner.names.shards(tier)).await
+        let depth = self.inner.publisher.depth(&self.inner.names.shards(tier)).await?;
+        Ok(Depth { ready: self.inner.backlog(tier, |backlog| backlog.shards(depth.ready)), ..depth })
     }
 
     async fn consume(&self, tier: &str, prefetch: u16) -> Result<Consumer> {
@@ -185,6 +200,16 @@ impl Broker for RabbitMq {
 }
 
 impl Inner {
+    /// What was published to a tier's queue from here.
+    fn backlog<T>(&self, tier: &str, with: impl FnOnce(&mut Backlog) -> T) -> T {
+        let mut backlogs = self.backlogs.lock().unwrap_or_else(PoisonError::into_inner);
+        // Jobs may name any number of tiers. Without a backlog messages count as a shard each.
+        if backlogs.len() >= BACKLOGS_MAX && !backlogs.contains_key(tier) {
+            backlogs.clear();
+        }
+        with(backlogs.entry(tier.to_owned()).or_default())
+    }
+
     fn closing(&self) -> Closing {
         Closing::new(&self.closing)
     }

@@ -13,7 +13,7 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOpti
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, PublisherConfirm};
 use shardcron_domain::limits;
-use shardcron_domain::messages::ShardMessage;
+use shardcron_domain::messages::ShardRun;
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, SystemTime};
 use tokio::sync::Mutex;
@@ -42,15 +42,18 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// A shard for its tier's queue.
-    pub(super) fn shard(queue: &str, message: &ShardMessage) -> Self {
-        let properties =
-            properties(codec::MSGPACK, codec::TYPE_SHARD).with_message_id(message.attempt.to_string().into());
+    /// Shards for their tier's queue, in one message.
+    pub(super) fn shards(queue: &str, run: &ShardRun) -> Self {
+        let id = match run.count {
+            1 => run.attempt.to_string(),
+            count => format!("{}+{}", run.attempt, count - 1),
+        };
+        let properties = properties(codec::MSGPACK, codec::TYPE_SHARD).with_message_id(id.into());
         Self {
             exchange: ShortString::default(),
             routing_key: queue.into(),
             // Encoding to memory does not fail; were it ever to, the consumer says so in the dead letters.
-            payload: codec::encode_shard(message).unwrap_or_default(),
+            payload: codec::encode_run(run).unwrap_or_default(),
             properties,
             mandatory: true,
         }

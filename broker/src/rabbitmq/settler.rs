@@ -1,11 +1,13 @@
 //! The settling half of a consumer: turns tags into frames on the channel that they came by.
 
 use super::acks::{AckTracker, Frame};
+use crate::groups::{Groups, Settled};
 use crate::metric_definitions as m;
 use crate::port::Tag;
 use futures_util::FutureExt;
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, BasicNackOptions};
+use shardcron_domain::limits;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Shared by the consumer's task and its acker.
@@ -18,12 +20,26 @@ struct Live {
     generation: u64,
     channel: Channel,
     tracker: AckTracker,
+    groups: Groups,
+}
+
+/// A message holds at most `GROUP_MAX` shards: the part of a tag's number that says which.
+const PART_BITS: u32 = 6;
+const _: () = assert!(limits::GROUP_MAX <= 1 << PART_BITS);
+
+/// The number of a tag: the server's number of the message, and which of its shards it is.
+pub(super) fn number_of(message: u64, part: u32) -> u64 {
+    (message << PART_BITS) | u64::from(part)
+}
+
+fn message_and_part(number: u64) -> (u64, u32) {
+    (number >> PART_BITS, (number & ((1 << PART_BITS) - 1)) as u32)
 }
 
 impl Settler {
     /// A new channel; all tags of earlier ones are void.
     pub(super) fn install(&self, generation: u64, channel: Channel) {
-        *self.lock() = Some(Live { generation, channel, tracker: AckTracker::default() });
+        *self.lock() = Some(Live { generation, channel, tracker: AckTracker::default(), groups: Groups::default() });
     }
 
     /// The channel is lost or given up; its open deliveries go back to the queue.
@@ -38,30 +54,38 @@ impl Settler {
         }
     }
 
-    /// Acks what is settled.
-    pub(super) fn ack(&self, tags: &[Tag]) {
-        let mut guard = self.lock();
-        let Some(live) = guard.as_mut() else { return };
-        let frames = live.tracker.ack(numbers(tags, live.generation));
-        count(&frames);
-        for Frame { tag, multiple } in frames {
-            // The first poll puts the frame into lapin's queue; what is awaited beyond that is only its way to the socket. Not
-            // awaiting keeps frames in order under this lock (one that names an answered tag closes the channel) and means that a
-            // stuck socket can't hold up who acks. What is queued is bounded by the prefetch.
-            // A failure means that the channel is gone: then the message comes again, and the ledger knows it.
-            let _ = live.channel.basic_ack(tag, BasicAckOptions { multiple }).now_or_never();
+    /// Notes that a delivery holds several shards; before any of them is handed on.
+    pub(super) fn grouped(&self, generation: u64, tag: u64, parts: u32) {
+        if let Some(live) = self.lock().as_mut().filter(|l| l.generation == generation) {
+            live.groups.open(tag, parts);
         }
     }
 
-    /// Gives deliveries back.
+    /// Acks what is settled.
+    pub(super) fn ack(&self, tags: &[Tag]) {
+        self.settle(tags, false);
+    }
+
+    /// Gives deliveries back. A message with several shards goes back when all of them are settled: what had ended by then is refused by
+    /// the ledger when it comes again.
     pub(super) fn requeue(&self, tags: &[Tag]) {
+        self.settle(tags, true);
+    }
+
+    fn settle(&self, tags: &[Tag], requeue: bool) {
         let mut guard = self.lock();
         let Some(live) = guard.as_mut() else { return };
-        let frames = live.tracker.requeue(numbers(tags, live.generation));
-        metrics::counter!(m::ACK_FRAMES, "kind" => "requeue").increment(frames.len() as u64);
-        for Frame { tag, multiple } in frames {
-            let _ = live.channel.basic_nack(tag, BasicNackOptions { multiple, requeue: true }).now_or_never();
+        let (mut acked, mut given_back) = (Vec::new(), Vec::new());
+        for tag in tags.iter().filter(|t| t.generation == live.generation) {
+            let (message, part) = message_and_part(tag.number);
+            match live.groups.settle(message, part, requeue) {
+                Settled::Ack => acked.push(message),
+                Settled::Requeue => given_back.push(message),
+                Settled::NotYet => {}
+            }
         }
+        live.ack(acked);
+        live.requeue(given_back);
     }
 
     /// Whether tags of this generation can still be settled.
@@ -74,8 +98,26 @@ impl Settler {
     }
 }
 
-fn numbers(tags: &[Tag], generation: u64) -> impl Iterator<Item = u64> {
-    tags.iter().filter(move |t| t.generation == generation).map(|t| t.number)
+impl Live {
+    fn ack(&mut self, messages: Vec<u64>) {
+        let frames = self.tracker.ack(messages);
+        count(&frames);
+        for Frame { tag, multiple } in frames {
+            // The first poll puts the frame into lapin's queue; what is awaited beyond that is only its way to the socket. Not
+            // awaiting keeps frames in order under this lock (one that names an answered tag closes the channel) and means that a
+            // stuck socket can't hold up who acks. What is queued is bounded by the prefetch.
+            // A failure means that the channel is gone: then the message comes again, and the ledger knows it.
+            let _ = self.channel.basic_ack(tag, BasicAckOptions { multiple }).now_or_never();
+        }
+    }
+
+    fn requeue(&mut self, messages: Vec<u64>) {
+        let frames = self.tracker.requeue(messages);
+        metrics::counter!(m::ACK_FRAMES, "kind" => "requeue").increment(frames.len() as u64);
+        for Frame { tag, multiple } in frames {
+            let _ = self.channel.basic_nack(tag, BasicNackOptions { multiple, requeue: true }).now_or_never();
+        }
+    }
 }
 
 fn count(frames: &[Frame]) {

@@ -1,15 +1,16 @@
 //! The consumer of one tier.
 
 use super::Inner;
-use super::settler::Settler;
+use super::settler::{Settler, number_of};
 use super::subscription::{self, Reader, Spec, Wanted};
 use crate::backoff::Backoff;
 use crate::codec;
+use crate::groups::Sizes;
 use crate::metric_definitions as m;
 use crate::port::{Acker, Arrival, Consumer, Deliveries, Delivery, Result, Tag};
 use async_trait::async_trait;
 use shardcron_domain::limits;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
@@ -25,12 +26,35 @@ pub(super) async fn consume(inner: &Arc<Inner>, tier: &str, prefetch: u16) -> Re
         prefetch: clamp(prefetch),
         expendable: true,
     };
-    let reader = ShardReader { tier: tier.into(), inner: inner.clone(), settler: settler.clone() };
+    let flow = Arc::new(Flow { state: Mutex::new((clamp(prefetch), Sizes::default())), wanted: OnceLock::new() });
+    let reader = ShardReader { tier: tier.into(), inner: inner.clone(), settler: settler.clone(), flow: flow.clone() };
     let started = subscription::start(inner, spec, settler.clone(), reader).await?;
+    let _ = flow.wanted.set(started.wanted);
     Ok(Consumer {
         deliveries: Box::new(ShardDeliveries { items: started.items, served: started.served }),
-        acker: Arc::new(ShardAcker { settler, wanted: started.wanted }),
+        acker: Arc::new(ShardAcker { settler, flow }),
     })
+}
+
+/// How many messages are wanted, where shards are asked for and messages hold several.
+struct Flow {
+    /// The shards that are asked for, and what messages hold.
+    state: Mutex<(u16, Sizes)>,
+    wanted: OnceLock<watch::Sender<Wanted>>,
+}
+
+impl Flow {
+    /// Changes the state, and the prefetch if that makes another of it.
+    fn change(&self, change: impl FnOnce(&mut u16, &mut Sizes)) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (shards, sizes) = &mut *state;
+        change(shards, sizes);
+        let messages = clamp(sizes.messages(*shards));
+        // Under the lock, so that what is seen last is also asked for last.
+        if let Some(wanted) = self.wanted.get() {
+            wanted.send_if_modified(|w| std::mem::replace(&mut w.prefetch, messages) != messages);
+        }
+    }
 }
 
 /// 0 would mean "no limit" to the server.
@@ -56,7 +80,7 @@ impl Deliveries for ShardDeliveries {
 
 struct ShardAcker {
     settler: Arc<Settler>,
-    wanted: watch::Sender<Wanted>,
+    flow: Arc<Flow>,
 }
 
 #[async_trait]
@@ -70,11 +94,13 @@ impl Acker for ShardAcker {
     }
 
     async fn set_prefetch(&self, prefetch: u16) {
-        self.wanted.send_modify(|w| w.prefetch = clamp(prefetch));
+        self.flow.change(|shards, _| *shards = clamp(prefetch));
     }
 
     async fn stop(&self) {
-        self.wanted.send_modify(|w| w.stop = true);
+        if let Some(wanted) = self.flow.wanted.get() {
+            wanted.send_modify(|w| w.stop = true);
+        }
     }
 }
 
@@ -82,27 +108,36 @@ struct ShardReader {
     tier: String,
     inner: Arc<Inner>,
     settler: Arc<Settler>,
+    flow: Arc<Flow>,
 }
 
 impl Reader for ShardReader {
     type Item = Arrival;
 
     fn batch(&mut self, generation: u64, deliveries: Vec<lapin::message::Delivery>) -> Option<Arrival> {
-        let total = deliveries.len();
-        let mut shards = Vec::with_capacity(total);
-        let mut again = 0;
+        let mut shards = Vec::with_capacity(deliveries.len());
+        let (mut first, mut again, mut unreadable) = (0, 0, 0);
         for delivery in deliveries {
-            let tag = Tag { generation, number: delivery.delivery_tag };
-            match codec::decode_shard(&delivery.data) {
-                Ok(message) => {
-                    again += u64::from(delivery.redelivered);
-                    shards.push(Delivery { message, redelivered: delivery.redelivered, tag });
+            let tag = |part| Tag { generation, number: number_of(delivery.delivery_tag, part) };
+            match codec::decode_shards(&delivery.data) {
+                Ok(run) => {
+                    *if delivery.redelivered { &mut again } else { &mut first } += 1_u64;
+                    self.settler.grouped(generation, delivery.delivery_tag, run.count);
+                    shards.extend((0..).zip(run.shards()).map(|(part, message)| Delivery {
+                        message,
+                        redelivered: delivery.redelivered,
+                        tag: tag(part),
+                    }));
                 }
-                Err(unreadable) => self.bury(tag, delivery.data, unreadable.to_string()),
+                Err(refusal) => {
+                    unreadable += 1;
+                    self.bury(tag(0), delivery.data, refusal.to_string());
+                }
             }
         }
-        let first = shards.len() as u64 - again;
-        for (kind, number) in [("first", first), ("again", again), ("unreadable", (total - shards.len()) as u64)] {
+        let messages = first + again;
+        self.flow.change(|_, sizes| sizes.observe(messages, shards.len() as u64));
+        for (kind, number) in [("first", first), ("again", again), ("unreadable", unreadable)] {
             if number > 0 {
                 metrics::counter!(m::DELIVERIES, "tier" => self.tier.clone(), "kind" => kind).increment(number);
             }

@@ -1,7 +1,7 @@
 //! The triggers, for the leader.
 
 use super::Inner;
-use super::settler::Settler;
+use super::settler::{Settler, number_of};
 use super::subscription::{self, Reader, Spec, Wanted};
 use crate::codec;
 use crate::metric_definitions as m;
@@ -97,7 +97,7 @@ impl TriggerReader {
             routed_to: by_exchange.then(|| text(&delivery.routing_key)),
             reply_to: properties.reply_to().as_ref().map(|queue| (text(queue), correlation_id)),
             transport_id: properties.message_id().as_ref().map(text).filter(|id| !id.is_empty()),
-            tag: Tag { generation, number: delivery.delivery_tag },
+            tag: Tag { generation, number: number_of(delivery.delivery_tag, 0) },
             payload: delivery.data,
         }
     }

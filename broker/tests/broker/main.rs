@@ -6,4 +6,5 @@ mod conformance;
 mod fallback;
 mod faults;
 mod rabbit;
+mod runs;
 mod support;

@@ -2,7 +2,7 @@
 
 use super::{ShardPlan, fault};
 use crate::job::{ShardsSpec, SpecError};
-use crate::limits::{CUTS_MAX, EMITTED_MAX, SHARDS_LIST_BYTES};
+use crate::limits::{CUTS_MAX, EMITTED_MAX, GROUP_MAX, SHARDS_LIST_BYTES};
 use crate::sharding::{FileFormat, FileSpec, QuerySpec};
 use crate::slots::SLOTS;
 
@@ -47,7 +47,19 @@ pub(super) fn check(spec: &ShardsSpec) -> Checked {
     {
         return Err(fault(".map.max", format!("{} emitted shards; 1 to {EMITTED_MAX} are possible", map.max)));
     }
+    group(spec)?;
     balance(spec)
+}
+
+fn group(spec: &ShardsSpec) -> Checked {
+    match spec.group {
+        Some(0) => Err(fault(".group", "0 shards in a message would hand out nothing; 1 sends each shard alone")),
+        Some(n) if n > GROUP_MAX => Err(fault(".group", format!("{n} shards in a message; {GROUP_MAX} are the most"))),
+        Some(_) if spec.broadcast => {
+            Err(fault(".group", "shards of a broadcast go to one worker each; take 'group' out"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Kinds that say themselves how many shards there are.

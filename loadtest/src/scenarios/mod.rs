@@ -1,13 +1,14 @@
 //! The scenarios, one file each.
 
 pub mod effects;
+pub mod groups;
 pub mod once;
 pub mod precision;
 pub mod skew;
 pub mod throughput;
 pub mod worker_kill;
 
-const SCENARIOS: [(&str, &str); 8] = [
+const SCENARIOS: [(&str, &str); 9] = [
     ("throughput", "no-op shards end to end in a cluster, beside what RabbitMQ and the database can do alone"),
     (
         "precision",
@@ -18,6 +19,7 @@ const SCENARIOS: [(&str, &str); 8] = [
         "workers killed at random under load and replaced; the oracle counts what was lost or recorded twice",
     ),
     ("effects", "each record adds 1 to a counter while workers are killed at random: every counter is 1 at the end"),
+    ("groups", "a job of very many tiny shards, singly and grouped, and the small jobs that run beside it"),
     ("once", "what it costs to work on a record once, beside the insert of a bare row"),
     (
         "skew",
