@@ -273,3 +273,25 @@ fn a_failed_shard_runs_again_only_if_somebody_sent_it_back() {
     assert_eq!(check(&lives(&[asked]).0).unwrap().presumed, 1, "the person's process died before the answer");
     assert!(lives(&[]).wrong().contains("the shard is failed at attempt 1"), "{}", lives(&[]).wrong());
 }
+
+/// A broadcast's shard whose worker is gone ends without a claim, and may be sent back.
+#[test]
+fn a_shard_that_nobody_claimed_may_be_abandoned_and_sent_back() {
+    let reopened = |run: &mut Run| {
+        run.say("person", TraceEvent::Reopening { execution: execution() });
+        run.say("person", TraceEvent::Reopened { at: at(1) });
+        run.claim(2, 2).recording(2, 2, End::Success).recorded(2, 2, (End::Success, Phase::Success));
+    };
+    let mut silent = Run::fired();
+    reopened(&mut silent);
+    assert!(check(&silent.0).unwrap_err().sentence.contains("never claimed"));
+    let asked = TraceEvent::Abandoning { epoch: Epoch(1), worker: worker(1) };
+    let mut killed = Run::fired();
+    killed.say("leader", asked.clone());
+    reopened(&mut killed);
+    assert!(check(&killed.0).unwrap().presumed > 0, "its process died before the answer");
+    let mut said = Run::fired();
+    said.say("leader", asked).say("leader", TraceEvent::Abandoned { at: at(1) });
+    reopened(&mut said);
+    assert_eq!(check(&said.0).unwrap().presumed, 0);
+}
