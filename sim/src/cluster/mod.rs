@@ -26,16 +26,19 @@
 //! retries are wall-clock instants, so a clock that is an hour ahead delays a retry by an hour, which no bound on P1 could hold.
 
 mod broker;
+mod closing;
 mod effects;
 mod fate;
 mod handler;
 mod host;
+mod jobs;
 mod ledger;
 mod life;
 mod oracle;
 mod plan;
 mod process;
 mod queue;
+mod sharding;
 mod stores;
 
 pub use host::Host;
