@@ -84,7 +84,12 @@ impl<'a> Story<'a> {
         self.of(from..=to).any(|l| matches!(l.event, TraceEvent::Dispatched { .. }) || taken(&l.event))
     }
 
-    fn attempt(&self, number: u32, (needed, last, abandoning): (bool, bool, bool), shard: &mut Shard) -> Result<usize, Deviation> {
+    fn attempt(
+        &self,
+        number: u32,
+        (needed, last, abandoning): (bool, bool, bool),
+        shard: &mut Shard,
+    ) -> Result<usize, Deviation> {
         let mut presumed = 0;
         let claims = self.of(number).filter_map(|l| match l.event {
             TraceEvent::Claimed { owner, .. } => Some((l, owner)),

@@ -25,12 +25,10 @@ pub(super) fn effects(world: &World, jobs: &[JobId], id: ExecutionId) -> Checked
     match jobs.iter().position(|of| *of == job).map(|n| world.plan.jobs[n].work) {
         Some(Work::Once) => world.oracle(|o| o.check_told(id)),
         Some(Work::Transactions) => {
-            let select =
-                "SELECT shard_index, record, COUNT(*) FROM sim_effects WHERE execution_id = ? GROUP BY shard_index, record";
+            let select = "SELECT shard_index, record, COUNT(*) FROM sim_effects WHERE execution_id = ? GROUP BY shard_index, record";
             let rows = world.real(sql.query(select, &[SqlArg::Text(id.to_string())])).map_err(fault)?;
-            let of = |row: &Vec<SqlArg>| {
-                ((u32::try_from(whole(row, 0)).unwrap_or(u32::MAX), whole(row, 1)), whole(row, 2))
-            };
+            let of =
+                |row: &Vec<SqlArg>| ((u32::try_from(whole(row, 0)).unwrap_or(u32::MAX), whole(row, 1)), whole(row, 2));
             let counts: BTreeMap<(u32, i64), i64> = rows.iter().map(of).collect();
             world.oracle(|o| o.check_written(id, &counts))
         }

@@ -28,16 +28,8 @@ pub(crate) enum Kind {
     Once,
 }
 
-pub(crate) const KINDS: [Kind; 8] = [
-    Kind::Map,
-    Kind::Broadcast,
-    Kind::Balance,
-    Kind::List,
-    Kind::Modulo,
-    Kind::Bulk,
-    Kind::Transactions,
-    Kind::Once,
-];
+pub(crate) const KINDS: [Kind; 8] =
+    [Kind::Map, Kind::Broadcast, Kind::Balance, Kind::List, Kind::Modulo, Kind::Bulk, Kind::Transactions, Kind::Once];
 
 /// What a handler does with its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

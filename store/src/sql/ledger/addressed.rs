@@ -55,7 +55,12 @@ impl SqlLedger {
         rows.iter().map(|row| row.id(0, Incarnation::from_slice)).collect()
     }
 
-    pub(super) async fn write_abandoned(&self, epoch: Epoch, who: Incarnation, now_ms: i64) -> Outcome<Vec<AttemptRef>> {
+    pub(super) async fn write_abandoned(
+        &self,
+        epoch: Epoch,
+        who: Incarnation,
+        now_ms: i64,
+    ) -> Outcome<Vec<AttemptRef>> {
         let mut tx = self.db.begin().await?;
         check_fence(&mut tx, epoch).await?;
         let list = format!(
