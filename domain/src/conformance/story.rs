@@ -202,7 +202,9 @@ impl<'a> Story<'a> {
         let presumed = self.of(1..=number).filter(|_| needed).find_map(|line| {
             let this = shard_of(&line.event).is_some_and(|at| at.attempt == number);
             let ending = about_to_end(line, number).filter(|_| this).or_else(|| about_to_take(line, number, owner))?;
-            owner.is_none_or(|owner| owner_of(&ending.event) == owner).then_some(ending)
+            // Nothing follows a good end: one that was asked for was answered with records that are still open.
+            let goes_on = !matches!(ending.event, Event::Succeed { .. });
+            (goes_on && owner.is_none_or(|owner| owner_of(&ending.event) == owner)).then_some(ending)
         });
         Ok(presumed.map(|ending| (ending, false)))
     }

@@ -295,3 +295,17 @@ fn a_shard_that_nobody_claimed_may_be_abandoned_and_sent_back() {
     reopened(&mut said);
     assert_eq!(check(&said.0).unwrap().presumed, 0);
 }
+
+/// A good end that was answered with open records, and a bad one whose process died before the answer.
+#[test]
+fn what_an_attempt_is_presumed_to_have_come_to_leads_to_the_next_one() {
+    let bad = End::Failure(FailureClass::Transient);
+    let mut run = Run::fired();
+    run.claim(1, 1).recording(1, 1, End::Success).recording(1, 1, bad);
+    run.dispatched(2).claim(2, 2).recording(2, 2, End::Success).recorded(2, 2, (End::Success, Phase::Success));
+    assert_eq!(check(&run.0).unwrap().presumed, 1);
+    let mut never = Run::fired();
+    never.claim(1, 1).recording(1, 1, End::Success);
+    never.dispatched(2).claim(2, 2);
+    assert!(check(&never.0).is_err(), "nothing follows a good end");
+}

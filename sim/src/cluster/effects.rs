@@ -32,7 +32,7 @@ impl EffectsLedger for SimLedger {
         let world = self.world();
         let (who, named) = fence(world, owner, attempt);
         let answer = world.real(world.sql().begin_step(who, named));
-        self.0.note("begin_step", &answer.as_ref().map(|a| a.as_ref().map(drop)));
+        self.0.note("begin_step", &answer.as_ref().map(|a| a.as_ref().map(|_| ())));
         Ok(answer?.map(|inner| -> Box<dyn StepTx> {
             Box::new(SimStep { inner, life: self.0.clone(), owner, at: attempt, noted: Vec::new() })
         }))

@@ -25,7 +25,7 @@ impl Oracle {
         self.row(at)?.shard.checkpoint.clone()
     }
 
-    /// Who may claim it may claim it: a broadcast's shard its own worker, and a reducing one nobody before all others have ended well.
+    /// Whether a claim that the ledger took was one to take: a broadcast's shard its own worker, and a reducing one nobody before all others have ended well.
     pub(crate) fn may_run(&self, at: AttemptRef, owner: Incarnation) -> Checked {
         let Some(run) = self.runs.get(&at.execution) else { return Ok(()) };
         if let Some(worker) = run.plan.addressee(at.index).filter(|worker| worker.incarnation != owner) {
@@ -170,7 +170,7 @@ impl Oracle {
     pub(crate) fn check_told(&self, id: ExecutionId) -> Checked {
         self.each(id, |shard, record| {
             let key = (shard, record.to_string().into_bytes());
-            (self.told.contains(&key) || self.skipped.contains(&key)).then_some(1).unwrap_or_default()
+            i64::from(self.told.contains(&key) || self.skipped.contains(&key))
         })
     }
 
