@@ -116,7 +116,8 @@ pub struct StepEnd {
     pub writes: Vec<RecordWrite>,
     /// Rows of records to be deleted.
     pub erased: Vec<Vec<u8>>,
-    /// Whether all rows that say `done` go, too: the checkpoint that is committed here covers them.
+    /// Whether all rows that say `done` go, too. Only for who knows that the checkpoint which is committed here covers every one of
+    /// them; a handler's batches don't: what was left over by an earlier attempt may lie beyond it.
     pub sweep: bool,
 }
 

@@ -99,6 +99,18 @@ pub enum TraceEvent {
         /// Where the shard is now.
         became: Option<Phase>,
     },
+    /// Shards of broadcasts that wait for a worker which is gone are about to be ended.
+    Abandoning {
+        /// Under which epoch.
+        epoch: Epoch,
+        /// The worker.
+        worker: Incarnation,
+    },
+    /// This one was, and is a dead letter.
+    Abandoned {
+        /// The attempt that nobody had claimed.
+        at: AttemptRef,
+    },
     /// A person is about to send failed shards of an execution back.
     Reopening {
         /// The execution.

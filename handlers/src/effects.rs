@@ -65,7 +65,7 @@ impl Effects for LedgerEffects {
                 Err(e) => Err(CheckpointError::Unavailable(e.to_string())),
             };
         }
-        // The rows of records that lie below it go with it.
+        // Under the same lock as the attempt's records.
         let moved = async {
             let tx = self.begin().await?;
             tx.commit(StepEnd { advance: Some((from, to)), rows, ..StepEnd::default() }).await
@@ -132,9 +132,10 @@ impl EffectsTransaction for LedgerTransaction {
         self.tx.skipped().await.map_err(effect_error)
     }
 
-    async fn commit(self: Box<Self>, mut end: StepEnd) -> std::result::Result<(), EffectError> {
-        let LedgerTransaction { tx, ledger, of: (owner, attempt), records } = *self;
-        end.sweep = end.advance.is_some() && (attempt.attempt > 1 || records.load(Ordering::Relaxed));
+    /// A checkpoint deletes the rows of the batch that is committed with it, and no others: what an earlier attempt had begun with may
+    /// lie beyond it, and is left out by its row alone. Rows that stay end with the shard.
+    async fn commit(self: Box<Self>, end: StepEnd) -> std::result::Result<(), EffectError> {
+        let LedgerTransaction { tx, ledger, of: (owner, attempt), .. } = *self;
         match tx.commit(&end).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(rejection)) => Err(EffectError::Superseded(rejection)),

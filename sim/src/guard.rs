@@ -21,6 +21,14 @@ pub enum Mutation {
     ForgetTimer,
     /// The dispatcher hands out again only while the queue is empty, and waits twice as long after each look, whatever it saw.
     OnlyIfEmpty,
+    /// What attempts emitted that ended badly is kept with what the good one did.
+    EmitsOfDeadAttempts,
+    /// A worker is handed the shards of broadcasts that are for others.
+    AddressedToAnybody,
+    /// A record is noted as done when it is begun with.
+    DoneBeforeItsTransaction,
+    /// Checkpoints are moved, and steps are committed, whoever has the shard by now.
+    CheckpointWithoutFence,
 }
 
 /// What the ledger made of a worker's or a supervisor's write.

@@ -90,3 +90,23 @@ fn without_the_epoch_check_a_deposed_leader_writes() {
 fn acking_before_the_commit_is_noticed() {
     assert_eq!(broken_by(Mutation::AckBeforeCommit).unwrap(), "A1");
 }
+
+#[test]
+fn emits_of_dead_attempts_are_noticed() {
+    assert_eq!(broken_by(Mutation::EmitsOfDeadAttempts).unwrap(), "S5");
+}
+
+#[test]
+fn an_addressed_shard_that_somebody_else_runs_is_noticed() {
+    assert_eq!(broken_by(Mutation::AddressedToAnybody).unwrap(), "S5");
+}
+
+#[test]
+fn a_record_that_is_done_before_its_transaction_is_noticed() {
+    assert_eq!(broken_by(Mutation::DoneBeforeItsTransaction).unwrap(), "S1");
+}
+
+#[test]
+fn a_checkpoint_without_its_fence_is_noticed() {
+    assert_eq!(broken_by(Mutation::CheckpointWithoutFence).unwrap(), "S3");
+}

@@ -94,11 +94,11 @@ pub trait ShardingLedger: Send + Sync + 'static {
     /// The ledger is away.
     async fn addressees(&self) -> Result<Vec<Incarnation>>;
 
-    /// Ends the shards that wait for a worker which is gone, as dead letters, under the leader's fence; some at a time, and how many.
+    /// Ends the shards that wait for a worker which is gone, as dead letters, under the leader's fence; some at a time, and which.
     ///
     /// # Errors
     /// Deposed, or the ledger is away.
-    async fn abandon(&self, epoch: Epoch, who: Incarnation, now_ms: i64) -> Result<u64>;
+    async fn abandon(&self, epoch: Epoch, who: Incarnation, now_ms: i64) -> Result<Vec<AttemptRef>>;
 
     /// Results of an execution's shards from an index on, in order.
     ///

@@ -226,11 +226,11 @@ async fn a_broadcast_is_run_by_its_workers_alone_and_lost_with_them(world: World
     assert_eq!(ledger.addressees().await.unwrap(), [dies]);
     // What runs there is not taken away here: the loss of its owner comes first.
     assert!(ledger.claim(dies, &[attempt(id, 1, 1)], T0).await.unwrap()[0].is_ok());
-    assert_eq!(ledger.abandon(epoch, dies, T0).await.unwrap(), 0);
+    assert_eq!(ledger.abandon(epoch, dies, T0).await.unwrap().len(), 0);
     let back = end(attempt(id, 1, 1), AttemptOutcome::HandBack);
     assert!(ledger.record(dies, &[back], T0).await.unwrap()[0].is_ok());
-    assert_eq!(ledger.abandon(epoch, dies, T0 + 1).await.unwrap(), 1);
-    assert_eq!(ledger.abandon(epoch, dies, T0 + 2).await.unwrap(), 0);
+    assert_eq!(ledger.abandon(epoch, dies, T0 + 1).await.unwrap().len(), 1);
+    assert_eq!(ledger.abandon(epoch, dies, T0 + 2).await.unwrap().len(), 0);
     let ended = row(ledger, id).await;
     assert_eq!((ended.phase, ended.succeeded, ended.failed), (Phase::Failed, 1, 1));
     assert!(ledger.dead(1).await.unwrap()[0].reason.contains("the worker that alone was to run this shard"));
@@ -241,7 +241,7 @@ async fn a_broadcast_is_run_by_its_workers_alone_and_lost_with_them(world: World
     assert_eq!(ledger.reopen(&wanted, T0 + 3).await.unwrap().unwrap().shards.len(), 1);
     assert_eq!(ledger.addressees().await.unwrap(), [dies]);
     assert_eq!(waits(dies, T0 + 4).await, [("core".to_owned(), attempt(id, 1, 3))]);
-    assert_eq!(ledger.abandon(epoch, dies, T0 + 5).await.unwrap(), 1);
+    assert_eq!(ledger.abandon(epoch, dies, T0 + 5).await.unwrap().len(), 1);
     assert_eq!(row(ledger, id).await.phase, Phase::Failed);
     let (tally, _) = ledger.tally(id).await.unwrap();
     shardcron_domain::invariants::check_tally(&tally).unwrap();

@@ -268,3 +268,44 @@ async fn only_what_the_good_attempt_emitted_counts_and_all_lines_are_kept() {
     let Outcome::Failed(error) = other.attempt(&Many).await.unwrap() else { panic!() };
     assert!(error.message.contains("ShardSlice::Map"), "{error}");
 }
+
+/// Batches of two records, but four in the first attempt. Whom it tells knows no key.
+#[derive(Default)]
+struct OtherBatches(std::sync::Mutex<Vec<String>>);
+
+impl OtherBatches {
+    fn tell(&self, batch: &shardcron_sdk::Batch) {
+        let keys = batch.open().into_iter().map(|n| String::from_utf8_lossy(batch.key(n)).into_owned());
+        self.0.lock().unwrap().extend(keys);
+    }
+}
+
+#[async_trait]
+impl ShardHandler for OtherBatches {
+    async fn run(&self, mut context: ShardContext) -> Result<ShardOutput, ShardError> {
+        while let Some(batch) = context.left_over().await? {
+            self.tell(&batch);
+            context.settle_records(batch).await?;
+        }
+        let records = if context.attempt.attempt == 1 { 4 } else { 2 };
+        for begin in (1..=4).step_by(records as usize) {
+            let end = begin + records - 1;
+            let batch = context.once((begin..=end).map(|id: i64| id.to_string())).await?;
+            self.tell(&batch);
+            context.settle(batch, Checkpoint::Number(end)).await?;
+        }
+        Ok(ShardOutput::default())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_forgets_no_record_that_lies_beyond_it() {
+    let mut shard = TestShard::new(ShardSlice::Range { from: 1, to: 4 }).await.unwrap();
+    let handler = OtherBatches::default();
+    // All four are noted, and told of; that they are done is not written.
+    assert!(matches!(shard.attempt_with_crash(&handler, Crash::before(2)).await.unwrap(), Outcome::Crashed));
+    handler.0.lock().unwrap().clear();
+    assert!(matches!(shard.attempt(&handler).await.unwrap(), Outcome::Done(_)));
+    assert_eq!(*handler.0.lock().unwrap(), ["1", "2", "3", "4"], "each once, whatever the batches were");
+    assert_eq!(shard.record_rows().await.unwrap(), 0);
+}

@@ -133,9 +133,9 @@ impl SupervisorActor {
         self.ports.io.spawn(async move {
             for who in lost {
                 match ports.ledger.abandon(epoch, who, ports.ledger_now_ms()).await {
-                    Ok(0) => {}
+                    Ok(shards) if shards.is_empty() => {}
                     Ok(shards) => {
-                        tracing::warn!(worker_incarnation = %who, shards, "shards of broadcasts were for a worker that is gone")
+                        tracing::warn!(worker_incarnation = %who, shards = shards.len(), "shards of broadcasts were for a worker that is gone")
                     }
                     Err(StoreError::Deposed { .. }) => return deposed.report(epoch),
                     Err(e) => tracing::debug!(error = %e, "a lost worker's broadcast shards could not be ended yet"),

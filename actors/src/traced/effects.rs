@@ -5,7 +5,7 @@ use crate::trace::Trace;
 use async_trait::async_trait;
 use shardcron_domain::effects::{SqlValue, StepEnd};
 use shardcron_domain::once::{Known, RecordRow};
-use shardcron_domain::shard::Rejection;
+use shardcron_domain::shard::{Phase, Rejection};
 use shardcron_domain::trace::TraceEvent;
 use shardcron_domain::{AttemptRef, ExecutionId, Incarnation};
 use shardcron_store::*;
@@ -36,7 +36,12 @@ impl EffectsLedger for Traced {
         match &answer {
             Ok(RecordsEnd::Recorded(done)) => self.trace.say(|| recorded(owner, ended, Ok(done))),
             Err(refusal) => self.trace.say(|| recorded(owner, ended, Err(refusal))),
-            Ok(RecordsEnd::NoRecords | RecordsEnd::Before | RecordsEnd::Open(..)) => {}
+            // By an earlier call of this attempt, whose answer was lost: it is answered now.
+            Ok(RecordsEnd::Before) => {
+                let done = Recorded { phase: Phase::Success, redispatch_at_ms: None, execution_ended: None };
+                self.trace.say(|| recorded(owner, ended, Ok(&done)));
+            }
+            Ok(RecordsEnd::NoRecords | RecordsEnd::Open(..)) => {}
         }
         Ok(answer)
     }

@@ -52,8 +52,11 @@ impl ShardingLedger for Traced {
     async fn addressees(&self) -> Result<Vec<Incarnation>> {
         self.inner.addressees().await
     }
-    async fn abandon(&self, epoch: Epoch, who: Incarnation, now_ms: i64) -> Result<u64> {
-        self.inner.abandon(epoch, who, now_ms).await
+    async fn abandon(&self, epoch: Epoch, who: Incarnation, now_ms: i64) -> Result<Vec<AttemptRef>> {
+        self.trace.say(|| TraceEvent::Abandoning { epoch, worker: who });
+        let abandoned = self.inner.abandon(epoch, who, now_ms).await?;
+        self.trace.say_all(&abandoned, |at| TraceEvent::Abandoned { at: *at });
+        Ok(abandoned)
     }
     async fn sub_results(&self, execution: ExecutionId, from: u32, limit: usize) -> Result<Vec<SubResult>> {
         self.inner.sub_results(execution, from, limit).await

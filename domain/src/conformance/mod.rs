@@ -72,7 +72,7 @@ pub fn check(lines: &[TraceLine]) -> Result<Summary, Deviation> {
     }
     for (shard, story) in &all.shards {
         all.known(*shard, story)?;
-        summary.presumed += story.fold(all.reopening.contains(&shard.execution))?;
+        summary.presumed += story.fold(all.reopening.contains(&shard.execution), all.abandoning)?;
     }
     Ok(summary)
 }
@@ -105,6 +105,8 @@ struct Fold<'a> {
     shards: BTreeMap<ShardRef, Story<'a>>,
     /// Executions of which failed shards may have been sent back, whether or not anybody heard the answer.
     reopening: BTreeSet<ExecutionId>,
+    /// Somebody was about to end shards that waited for a lost worker.
+    abandoning: bool,
 }
 
 impl<'a> Fold<'a> {
@@ -154,6 +156,7 @@ impl<'a> Fold<'a> {
                 let asked = self.asked.entry(*execution).or_default();
                 *asked = (*shards).max(*asked);
             }
+            TraceEvent::Abandoning { .. } => self.abandoning = true,
             TraceEvent::Reopening { execution } => {
                 self.reopening.insert(*execution);
             }
@@ -250,7 +253,8 @@ fn of_leader(event: &TraceEvent) -> Option<Epoch> {
         | TraceEvent::Decided { epoch, .. }
         | TraceEvent::Dispatched { epoch, .. }
         | TraceEvent::Reclaiming { epoch, .. }
-        | TraceEvent::Reclaimed { epoch, .. } => Some(*epoch),
+        | TraceEvent::Reclaimed { epoch, .. }
+        | TraceEvent::Abandoning { epoch, .. } => Some(*epoch),
         _ => None,
     }
 }
@@ -264,6 +268,7 @@ fn shard_of(event: &TraceEvent) -> Option<AttemptRef> {
         | TraceEvent::TakenOver { at, .. }
         | TraceEvent::TakenAway { at, .. }
         | TraceEvent::Reopened { at }
+        | TraceEvent::Abandoned { at }
         | TraceEvent::Delivered { at }
         | TraceEvent::Claiming { at, .. }
         | TraceEvent::Claimed { at, .. }
@@ -279,6 +284,7 @@ fn shard_of(event: &TraceEvent) -> Option<AttemptRef> {
         | TraceEvent::Firing { .. }
         | TraceEvent::Growing { .. }
         | TraceEvent::Decided { .. }
+        | TraceEvent::Abandoning { .. }
         | TraceEvent::Reopening { .. } => None,
     }
 }

@@ -25,8 +25,8 @@ struct Ending<'a> {
 
 impl<'a> Story<'a> {
     /// Folds the shard through its machine, attempt by attempt. Returns how many steps had to be presumed. `asked`: somebody was about
-    /// to send failed shards of the execution back.
-    pub(super) fn fold(&self, asked: bool) -> Result<usize, Deviation> {
+    /// to send failed shards of the execution back. `abandoning`: somebody was about to end shards that nobody had claimed.
+    pub(super) fn fold(&self, asked: bool, abandoning: bool) -> Result<usize, Deviation> {
         let mut shard = Shard::new();
         let mut presumed = 0;
         let numbers: BTreeSet<u32> =
@@ -53,7 +53,7 @@ impl<'a> Story<'a> {
                 };
             }
             let needed = self.reopened(number).is_some() || (number < last && self.exists(number + 1, last));
-            presumed += self.attempt(number, (needed, number == last), &mut shard)?;
+            presumed += self.attempt(number, (needed, number == last, abandoning), &mut shard)?;
         }
         Ok(presumed)
     }
@@ -84,7 +84,12 @@ impl<'a> Story<'a> {
         self.of(from..=to).any(|l| matches!(l.event, TraceEvent::Dispatched { .. }) || taken(&l.event))
     }
 
-    fn attempt(&self, number: u32, (needed, last): (bool, bool), shard: &mut Shard) -> Result<usize, Deviation> {
+    fn attempt(
+        &self,
+        number: u32,
+        (needed, last, abandoning): (bool, bool, bool),
+        shard: &mut Shard,
+    ) -> Result<usize, Deviation> {
         let mut presumed = 0;
         let claims = self.of(number).filter_map(|l| match l.event {
             TraceEvent::Claimed { owner, .. } => Some((l, owner)),
@@ -102,6 +107,13 @@ impl<'a> Story<'a> {
         }
         let ending = self.ending(number, owner, (needed, last))?;
         let Some(claimer) = owner.or(ending.as_ref().map(|(e, _)| owner_of(&e.event))) else {
+            // What waited for a worker that is gone ended without a claim.
+            let said = self.of(number).find(|l| matches!(l.event, TraceEvent::Abandoned { .. }));
+            let line = said.or_else(|| self.of(number).next().filter(|_| needed && abandoning));
+            if let Some(line) = line.filter(|_| shard.phase == Phase::Pending) {
+                self.step(line, shard, &Event::Abandon, 0)?;
+                return Ok(usize::from(said.is_none()));
+            }
             return match self.of(number).next() {
                 Some(line) if needed => deviation(
                     line,
@@ -190,7 +202,9 @@ impl<'a> Story<'a> {
         let presumed = self.of(1..=number).filter(|_| needed).find_map(|line| {
             let this = shard_of(&line.event).is_some_and(|at| at.attempt == number);
             let ending = about_to_end(line, number).filter(|_| this).or_else(|| about_to_take(line, number, owner))?;
-            owner.is_none_or(|owner| owner_of(&ending.event) == owner).then_some(ending)
+            // Nothing follows a good end: one that was asked for was answered with records that are still open.
+            let goes_on = !matches!(ending.event, Event::Succeed { .. });
+            (goes_on && owner.is_none_or(|owner| owner_of(&ending.event) == owner)).then_some(ending)
         });
         Ok(presumed.map(|ending| (ending, false)))
     }

@@ -273,3 +273,39 @@ fn a_failed_shard_runs_again_only_if_somebody_sent_it_back() {
     assert_eq!(check(&lives(&[asked]).0).unwrap().presumed, 1, "the person's process died before the answer");
     assert!(lives(&[]).wrong().contains("the shard is failed at attempt 1"), "{}", lives(&[]).wrong());
 }
+
+/// A broadcast's shard whose worker is gone ends without a claim, and may be sent back.
+#[test]
+fn a_shard_that_nobody_claimed_may_be_abandoned_and_sent_back() {
+    let reopened = |run: &mut Run| {
+        run.say("person", TraceEvent::Reopening { execution: execution() });
+        run.say("person", TraceEvent::Reopened { at: at(1) });
+        run.claim(2, 2).recording(2, 2, End::Success).recorded(2, 2, (End::Success, Phase::Success));
+    };
+    let mut silent = Run::fired();
+    reopened(&mut silent);
+    assert!(check(&silent.0).unwrap_err().sentence.contains("never claimed"));
+    let asked = TraceEvent::Abandoning { epoch: Epoch(1), worker: worker(1) };
+    let mut killed = Run::fired();
+    killed.say("leader", asked.clone());
+    reopened(&mut killed);
+    assert!(check(&killed.0).unwrap().presumed > 0, "its process died before the answer");
+    let mut said = Run::fired();
+    said.say("leader", asked).say("leader", TraceEvent::Abandoned { at: at(1) });
+    reopened(&mut said);
+    assert_eq!(check(&said.0).unwrap().presumed, 0);
+}
+
+/// A good end that was answered with open records, and a bad one whose process died before the answer.
+#[test]
+fn what_an_attempt_is_presumed_to_have_come_to_leads_to_the_next_one() {
+    let bad = End::Failure(FailureClass::Transient);
+    let mut run = Run::fired();
+    run.claim(1, 1).recording(1, 1, End::Success).recording(1, 1, bad);
+    run.dispatched(2).claim(2, 2).recording(2, 2, End::Success).recorded(2, 2, (End::Success, Phase::Success));
+    assert_eq!(check(&run.0).unwrap().presumed, 1);
+    let mut never = Run::fired();
+    never.claim(1, 1).recording(1, 1, End::Success);
+    never.dispatched(2).claim(2, 2);
+    assert!(check(&never.0).is_err(), "nothing follows a good end");
+}

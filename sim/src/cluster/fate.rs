@@ -236,7 +236,9 @@ impl Control {
         }
         let id = failed[world.dice(|d| d.index(failed.len()))];
         self.note(|| format!("somebody retries {id}"));
-        let shards = ReopenShards::Failed { from: 0 };
+        // All of them, or one.
+        let one = world.dice(|d| d.percent(30)).then(|| world.oracle(|o| o.first_failed(id))).flatten();
+        let shards = one.map_or(ReopenShards::Failed { from: 0 }, |index| ReopenShards::These(vec![index]));
         let wanted = Reopen { execution: id, shards, who: "simulation".into(), reason: None };
         let now_ms = world.now_ms();
         // As the command's own process would say it.
@@ -409,8 +411,10 @@ impl Control {
                 self.world.queues(|queues, _| queues.purge());
             }
             (Class::DeleteQueue, _) => {
-                self.note(|| "the queue is deleted".into());
-                let lost = self.world.queues(|queues, _| queues.delete("core"));
+                let tiers = &self.world.plan.tiers;
+                let tier = if tiers.len() > 1 { self.world.dice(|d| d.index(tiers.len())) } else { 0 };
+                self.note(|| format!("the queue of {} is deleted", tiers[tier]));
+                let lost = self.world.queues(|queues, _| queues.delete(&tiers[tier]));
                 self.reconnect_soon(lost);
             }
             (Class::Block, _) => {
@@ -545,6 +549,7 @@ impl Control {
             invariants::check_tally(&tally)?;
             let rows = world.real(sql.shards(id, 0, 1_000)).map_err(fault)?;
             world.oracle(|o| o.compare(id, &rows))?;
+            super::closing::effects(world, &self.jobs, id)?;
         }
         world.conforms()
     }

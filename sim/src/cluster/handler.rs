@@ -1,20 +1,28 @@
-//! What the jobs of a simulation do: take time, move checkpoints, fail, panic, and not listen.
+//! What the jobs of a simulation do: take time, move checkpoints, write and tell, fail, panic, and not listen.
 
+use super::jobs::{Work, emitted, records};
 use super::life::{Life, sleep_ms};
 use super::plan::Class;
 use async_trait::async_trait;
-use shardcron_sdk::{Checkpoint, CheckpointError, ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice};
+use shardcron_domain::once::Batch;
+use shardcron_sdk::{
+    Checkpoint, CheckpointError, ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice, SqlValue,
+};
 use std::time::Duration;
 
 pub(crate) struct SimHandler(pub(crate) Life);
 
+/// Records of one shard that may be given up.
+const SKIPPED_MAX: u32 = 2;
+
 impl SimHandler {
-    /// Milliseconds that the attempt takes.
-    fn work_ms(&self, job: &str) -> i64 {
+    /// Milliseconds that the attempt takes, and what it does.
+    fn work(&self, job: &str) -> (i64, Work) {
         let world = &self.0.world;
-        let drawn = world.plan.jobs.iter().find(|j| j.spec.name == job).map_or(1, |j| j.work_ms);
+        let found = world.plan.jobs.iter().find(|j| j.spec.name == job);
+        let (drawn, work) = found.map_or((1, Work::Count), |j| (j.work_ms, j.work));
         let most = if world.chaos() { drawn } else { drawn.min(world.plan.calm_work_ms) };
-        world.dice(|d| d.of(1, most.max(1)))
+        (world.dice(|d| d.of(1, most.max(1))), work)
     }
 
     fn strikes(&self, class: Class, percent: i64) -> bool {
@@ -39,6 +47,72 @@ impl SimHandler {
         }
         Ok(())
     }
+
+    /// Rows in the ledger's own database, and the checkpoint with them.
+    async fn write(&self, context: &mut ShardContext, records: &[i64], reached: i64) -> Result<(), ShardError> {
+        let (execution, shard) = (context.attempt.execution.to_string(), context.attempt.index);
+        let mut tx = context.transaction().await?;
+        for record in records {
+            let args: [SqlValue; 3] = [execution.as_str().into(), shard.into(), (*record).into()];
+            tx.execute("INSERT INTO sim_effects (execution_id, shard_index, record) VALUES (?, ?, ?)", &args).await?;
+        }
+        Ok(tx.commit(Checkpoint::Number(reached), records.len() as u64).await?)
+    }
+
+    /// Tells somebody outside, who knows what he was told by its key.
+    async fn tell(&self, context: &ShardContext, batch: &mut Batch) -> Result<(), ShardError> {
+        let world = &self.0.world;
+        for n in batch.open() {
+            sleep_ms(world.dice(|d| d.of(0, 20))).await;
+            let key = (context.attempt.shard(), batch.key(n).to_vec());
+            if batch.is_again(n) && world.oracle(|o| o.was_told(&key)) {
+                continue;
+            }
+            if self.strikes(Class::FailHandlers, 10) {
+                batch.retry(n, "simulated");
+            } else if self.strikes(Class::FailHandlers, 5) {
+                batch.skip(n, "simulated");
+            } else {
+                world.check(world.oracle(|o| o.tell(key)));
+            }
+            if self.strikes(Class::Poison, 1) {
+                world.kill(self.0.id);
+                std::future::pending::<()>().await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn once(&self, context: &mut ShardContext, records: &[i64], reached: i64) -> Result<(), ShardError> {
+        let batch = context.once(records.iter().map(|r| r.to_string())).await?;
+        let mut batch = batch.skip_limit(SKIPPED_MAX);
+        self.tell(context, &mut batch).await?;
+        Ok(context.settle(batch, Checkpoint::Number(reached)).await?)
+    }
+
+    /// What a map's first shard emits.
+    async fn emit(&self, context: &ShardContext) -> Result<(), ShardError> {
+        let world = &self.0.world;
+        let shards = world.dice(emitted);
+        let payload = |n| serde_json::json!({ "of": context.attempt.attempt, "number": n });
+        for n in 0..shards {
+            context.emit(payload(n)).await?;
+        }
+        let told = (0..shards).map(|n| payload(n).to_string()).collect();
+        world.oracle(|o| o.emits(context.attempt, told));
+        Ok(())
+    }
+
+    async fn reduce(&self, context: &ShardContext, tasks: u32) -> Result<(), ShardError> {
+        let mut seen = 0;
+        loop {
+            let page = context.sub_results(seen).await?;
+            let Some(last) = page.last() else { break };
+            seen = last.number + 1;
+        }
+        self.0.world.check(self.0.world.oracle(|o| o.reduces(context.attempt, (tasks, seen))));
+        Ok(())
+    }
 }
 
 #[async_trait]
@@ -46,11 +120,17 @@ impl ShardHandler for SimHandler {
     async fn run(&self, mut context: ShardContext) -> Result<ShardOutput, ShardError> {
         let steps = self.0.world.dice(|d| d.of(1, 4));
         let listens = !self.strikes(Class::ForgetfulHandlers, 30);
-        let step_ms = (self.work_ms(&context.job) / steps).max(1);
-        let (from, to) = match context.slice {
-            ShardSlice::Range { from, to } => (from, to),
-            _ => return Err(ShardError::permanent("only ranges are simulated")),
-        };
+        let (work_ms, work) = self.work(&context.job);
+        let step_ms = (work_ms / steps).max(1);
+        let records = records(&context.slice);
+        let count = i64::try_from(records.len()).unwrap_or(i64::MAX);
+        if work == Work::Once {
+            while let Some(batch) = context.left_over().await? {
+                let mut batch = batch.skip_limit(SKIPPED_MAX);
+                self.tell(&context, &mut batch).await?;
+                context.settle_records(batch).await?;
+            }
+        }
         for step in 1..=steps {
             tokio::select! {
                 biased;
@@ -62,18 +142,33 @@ impl ShardHandler for SimHandler {
                 std::future::pending::<()>().await;
             }
             self.misfortune()?;
-            let reached = from + (to - from) * step / steps;
-            let further = !matches!(context.checkpoint, Some(Checkpoint::Number(at)) if at >= reached);
-            if step < steps && further {
-                match context.advance(Checkpoint::Number(reached), 1).await {
+            let reached = count * step / steps;
+            let done = match context.checkpoint {
+                Some(Checkpoint::Number(at)) => at,
+                _ => 0,
+            };
+            if reached <= done {
+                continue;
+            }
+            let some = records.get(done as usize..reached as usize).unwrap_or_default();
+            match work {
+                Work::Transactions => self.write(&mut context, some, reached).await?,
+                Work::Once => self.once(&mut context, some, reached).await?,
+                Work::Count if step < steps => match context.advance(Checkpoint::Number(reached), 1).await {
                     Ok(()) | Err(CheckpointError::Unavailable(_)) => {}
                     Err(e @ CheckpointError::Superseded(_)) if listens => {
                         return Err(ShardError::stopped(e.to_string()));
                     }
                     Err(CheckpointError::Superseded(_)) => {}
-                }
+                },
+                Work::Count => {}
             }
         }
-        Ok(ShardOutput::rows((to - from + 1).unsigned_abs()))
+        match context.slice {
+            ShardSlice::Map { .. } => self.emit(&context).await?,
+            ShardSlice::Reduce { tasks } => self.reduce(&context, tasks).await?,
+            _ => {}
+        }
+        Ok(ShardOutput::rows(count.unsigned_abs()))
     }
 }

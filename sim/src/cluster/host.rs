@@ -38,6 +38,9 @@ impl Host {
         let made: Result<(), StoreError> = runtime.block_on(async {
             let ledger = SqlLedger::connect(&format!("sqlite://{}", template.display()), SqlOptions::default()).await?;
             ledger.migrate().await?;
+            // What handlers do in their transactions. No key keeps them from doing it twice.
+            let effects = "CREATE TABLE sim_effects (execution_id TEXT NOT NULL, shard_index INT NOT NULL, record BIGINT NOT NULL)";
+            ledger.execute_script(effects).await?;
             ledger.execute_script("PRAGMA wal_checkpoint(TRUNCATE)").await
         });
         made.map_err(io::Error::other)?;

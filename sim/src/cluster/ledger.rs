@@ -2,6 +2,7 @@
 
 use super::World;
 use super::host::block;
+use super::jobs::Kind;
 use super::life::{Life, Port};
 use super::oracle::Checked;
 use crate::guard::Mutation;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 
 pub(crate) struct SimLedger(pub(crate) Life);
 
-fn away(detail: String) -> StoreError {
+pub(super) fn away(detail: String) -> StoreError {
     StoreError::Unavailable { store: "ledger", detail }
 }
 
@@ -67,7 +68,7 @@ impl SimLedger {
     }
 
     /// A write. Its effect owns what it needs: it may come when the caller has given up, or is dead.
-    async fn write<T, E>(&self, what: &'static str, effect: E) -> Result<T>
+    pub(super) async fn write<T, E>(&self, what: &'static str, effect: E) -> Result<T>
     where
         E: FnOnce(&World) -> Result<T> + Send + 'static,
         T: Send + Debug,
@@ -217,7 +218,20 @@ impl ShardingLedger for SimLedger {
         growth: Growth,
         now_ms: i64,
     ) -> Result<std::result::Result<Recorded, Rejection>> {
-        read!(self.finish_map(owner, ended, growth, now_ms))
+        let ended = ended.clone();
+        let effect = move |world: &World| {
+            let at = ended.attempt;
+            let named = Ended { attempt: world.renamed(at), ..ended.clone() };
+            let mut growth = growth;
+            if world.options.mutation == Some(Mutation::EmitsOfDeadAttempts) {
+                let dead = world.oracle(|o| o.emitted_before(at));
+                let kept = world.real(world.sql().emit(owner, at, growth.emitted + 1, &dead));
+                growth.emitted += if matches!(kept, Ok(Ok(()))) { dead.len() as u32 } else { 0 };
+            }
+            let answer = world.real(world.sql().finish_map(owner, &named, growth, now_ms));
+            told(world, answer, |v| world.oracle(|o| o.grown(owner, &ended, growth, (v, now_ms))))
+        };
+        self.write("finish_map", effect).await
     }
     async fn emitted(&self, execution: ExecutionId, index: u32) -> Result<Option<String>> {
         read!(self.emitted(execution, index))
@@ -225,15 +239,35 @@ impl ShardingLedger for SimLedger {
     async fn emitted_count(&self, execution: ExecutionId) -> Result<u32> {
         read!(self.emitted_count(execution))
     }
-    // No simulated job is a broadcast: the answers are empty, and asking for them must not change what the seed draws.
     async fn addressed(&self, who: Incarnation, now_ms: i64, limit: usize) -> Result<Vec<(String, AttemptRef)>> {
-        self.world().real(self.world().sql().addressed(who, now_ms, limit))
+        // Asked each second by every worker: where nothing is addressed, it must not cost a draw.
+        if !self.world().plan.kinds.contains(&Kind::Broadcast) {
+            return self.world().real(self.world().sql().addressed(who, now_ms, limit));
+        }
+        let world = self.world().clone();
+        let read = async move {
+            let mut found = world.sql().addressed(who, now_ms, limit).await?;
+            if world.options.mutation == Some(Mutation::AddressedToAnybody) {
+                for other in world.sql().addressees().await? {
+                    found.extend(world.sql().addressed(other, now_ms, limit).await?);
+                }
+            }
+            Ok(found)
+        };
+        self.read("addressed", read).await
     }
     async fn addressees(&self) -> Result<Vec<Incarnation>> {
-        self.world().real(self.world().sql().addressees())
+        if !self.world().plan.kinds.contains(&Kind::Broadcast) {
+            return self.world().real(self.world().sql().addressees());
+        }
+        read!(self.addressees())
     }
-    async fn abandon(&self, epoch: Epoch, who: Incarnation, now_ms: i64) -> Result<u64> {
-        read!(self.abandon(epoch, who, now_ms))
+    async fn abandon(&self, epoch: Epoch, who: Incarnation, now_ms: i64) -> Result<Vec<AttemptRef>> {
+        let effect = move |world: &World| {
+            let answer = world.real(world.sql().abandon(world.told(epoch), who, now_ms));
+            told(world, answer, |shards| world.oracle(|o| o.abandoned(epoch, who, shards, now_ms)))
+        };
+        self.write("abandon", effect).await
     }
     async fn sub_results(&self, execution: ExecutionId, from: u32, limit: usize) -> Result<Vec<SubResult>> {
         read!(self.sub_results(execution, from, limit))
@@ -406,8 +440,14 @@ impl Ledger for SimLedger {
         rows: u64,
     ) -> Result<std::result::Result<(), Rejection>> {
         let effect = move |world: &World| {
-            let named = world.renamed(attempt);
-            let answer = world.real(world.sql().advance(owner, named, from.clone(), to.clone(), rows));
+            let (mut who, mut named, mut at) = (owner, world.renamed(attempt), from.clone());
+            if world.options.mutation == Some(Mutation::CheckpointWithoutFence)
+                && let Some(holder) = world.oracle(|o| o.holder(attempt))
+            {
+                (who, named) = holder;
+                at = world.oracle(|o| o.checkpoint(attempt));
+            }
+            let answer = world.real(world.sql().advance(who, named, at, to.clone(), rows));
             let moved = (from, to);
             told(world, answer, |v| world.oracle(|o| o.advanced(owner, attempt, moved, v.as_ref().copied())))
         };

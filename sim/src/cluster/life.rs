@@ -57,6 +57,14 @@ impl Life {
         }
     }
 
+    /// Whether a call that can't wait does not arrive: the error, and after how long the caller hears of it.
+    pub(crate) fn lost_at_once(&self, port: Port) -> Option<(String, i64)> {
+        match self.fate(port, false) {
+            Fate::Arrives => None,
+            Fate::Fails(after) | Fate::Late(after) => Some((format!("{port:?} did not hear"), after)),
+        }
+    }
+
     /// The answer on its way back.
     ///
     /// # Errors

@@ -6,9 +6,14 @@
 //! the network between them loses, delays and cuts ([`life`]). Tokio's paused clock is the only time; a call of the real ledger
 //! stops it. Everything is drawn from the seed, and which classes of faults a life has is drawn first.
 //!
+//! Which kinds of jobs a seed has is drawn first ([`jobs`]); half of the seeds have ranges only. The others have maps, broadcasts,
+//! lists, remainders, cuts by the last run, a second tier, handlers with transactions, and handlers whose records are done once.
+//!
 //! The oracle ([`oracle`]) hears every answer of the ledger in the ledger's own order. It holds F1, S1, S2, S3, S4, L1, A1 and O1
 //! at the call or the ack that could break them, L2 at each firing, and at the end F2, the counts (S1) and P1: after the chaos the
-//! faults stop, and all that was due must be decided, run and ended within [`SETTLE_MS`]. It also holds the SQL to the domain's
+//! faults stop, and all that was due must be decided, run and ended within [`SETTLE_MS`]. S5 it holds where a map grows, where a
+//! shard is claimed, and at the end ([`sharding`]); there it also counts the effects: each record of a shard that ended well once, or
+//! given up, and of any other at most once. It also holds the SQL to the domain's
 //! machines: an answer that `shard::apply` would not have given is a failure.
 //!
 //! # Faults
@@ -20,22 +25,26 @@
 //! deleted, blocked or misread. Handlers that fail, panic, do not listen, or take their process with them.
 //!
 //! # What is not covered
-//! Pauses begin between two polls, never in the middle of a synchronous step. Lapin, Redis and MySQL themselves, and what the
-//! adapters make of them: the conformance suites and the tests on real services do that. Handlers of the kinds `sql` and `exec`,
-//! several tiers, materializing in chunks, the polled ledger as the broker. Clocks jump by seconds, not by hours: the waits of
+//! A handler's transaction takes no virtual time between its beginning and its commit, so that nobody stands still with its lock
+//! ([0033](../../../docs/decisions/0033-what-the-simulator-runs.md)). Pauses begin between two polls, never in the middle of a synchronous step. Lapin, Redis and MySQL themselves, and what the
+//! adapters make of them: the conformance suites and the tests on real services do that. Handlers of the kinds `sql`, `exec` and
+//! `http`, files and queries, backfills, jobs that follow others, materializing in chunks, the polled ledger as the broker. Clocks jump by seconds, not by hours: the waits of
 //! retries are wall-clock instants, so a clock that is an hour ahead delays a retry by an hour, which no bound on P1 could hold.
 
 mod broker;
+mod closing;
 mod effects;
 mod fate;
 mod handler;
 mod host;
+mod jobs;
 mod ledger;
 mod life;
 mod oracle;
 mod plan;
 mod process;
 mod queue;
+mod sharding;
 mod stores;
 
 pub use host::Host;

@@ -4,8 +4,10 @@
 //! `execution::apply` say, and each accepted step with the invariants.
 
 use super::life::LifeId;
+use super::sharding::Key;
 use shardcron_domain::invariants::{self, InvariantId, Violation};
 use shardcron_domain::job::{OverlapPolicy, RetryPolicy};
+use shardcron_domain::plan::{ShardPlan, check_cover};
 use shardcron_domain::shard::{self, Checkpoint, Effect, Event, Phase, Rejection, Shard, apply};
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId, execution};
 use shardcron_store::{AttemptOutcome, Ended, FireAction, FireIntent, FireOutcome, Recorded, TakeOver, TakenOver};
@@ -44,7 +46,11 @@ impl From<Violation> for Broken {
 
 pub(crate) type Checked = Result<(), Broken>;
 
-fn broken(id: InvariantId, seen: String) -> Checked {
+fn broken_cover(id: ExecutionId, seen: String) -> Broken {
+    Violation { id: InvariantId::S5, seen: format!("{id}: {seen}") }.into()
+}
+
+pub(super) fn broken(id: InvariantId, seen: String) -> Checked {
     Err(Violation { id, seen }.into())
 }
 
@@ -53,10 +59,19 @@ pub(crate) struct Row {
     claimed_ms: i64,
 }
 
+impl Row {
+    pub(super) fn fresh() -> Self {
+        Row { shard: Shard::new(), claimed_ms: 0 }
+    }
+}
+
 pub(crate) struct Run {
     pub(crate) job: JobId,
     pub(crate) nominal_ms: i64,
     overlap: OverlapPolicy,
+    pub(super) plan: ShardPlan,
+    /// What its first shard emitted, if it is a map.
+    pub(super) emitted: Vec<String>,
     pub(crate) rows: Vec<Row>,
     pub(crate) counters: execution::Execution,
 }
@@ -70,6 +85,8 @@ pub(crate) struct Oracle {
     pub(crate) runs: BTreeMap<ExecutionId, Run>,
     /// Decided fire keys, with the execution that was made.
     keys: BTreeMap<(JobId, String), Option<ExecutionId>>,
+    /// Fire keys that wait, with their instants.
+    waiting: BTreeMap<(JobId, String), i64>,
     /// Decided instants of the schedules.
     pub(crate) decided: BTreeSet<(JobId, i64)>,
     /// Who spoke in which process life.
@@ -77,6 +94,12 @@ pub(crate) struct Oracle {
     pub(crate) refused: u64,
     pub(crate) results: u64,
     ack_horizon_ms: i64,
+    /// What attempts said that they emitted.
+    pub(super) emitting: BTreeMap<AttemptRef, Vec<String>>,
+    /// Records whose effects outside were done.
+    pub(super) told: BTreeSet<Key>,
+    /// Records that were given up.
+    pub(super) skipped: BTreeSet<Key>,
 }
 
 impl Oracle {
@@ -92,7 +115,7 @@ impl Oracle {
         self.row(at).map_or(at.attempt, |row| row.shard.attempt)
     }
 
-    fn row(&self, at: AttemptRef) -> Option<&Row> {
+    pub(super) fn row(&self, at: AttemptRef) -> Option<&Row> {
         self.runs.get(&at.execution)?.rows.get(at.index as usize)
     }
 
@@ -140,22 +163,29 @@ impl Oracle {
         self.led(epoch)?;
         for (intent, outcome) in intents.iter().zip(outcomes) {
             let key = (intent.job, intent.fire_key.clone());
+            let waited = match outcome {
+                FireOutcome::Fired(_) | FireOutcome::Skipped { .. } => self.waiting.remove(&key).is_some(),
+                _ => false,
+            };
             match (outcome, &intent.action) {
                 (FireOutcome::Fired(id), FireAction::Fire(new)) => {
                     match self.keys.get(&key) {
                         // The answer to an earlier call was lost, and this is the same execution.
                         Some(Some(known)) if known == id => continue,
+                        Some(None) if waited => {}
                         Some(_) => invariants::check_fire_key(&intent.fire_key, 2)?,
                         None => {}
                     }
                     self.keys.insert(key, Some(*id));
                     let shards = new.plan.count();
-                    let fresh = || Row { shard: Shard::new(), claimed_ms: 0 };
+                    check_cover(&new.plan).map_err(|seen| broken_cover(*id, seen.to_string()))?;
                     let run = Run {
                         job: intent.job,
                         nominal_ms: intent.nominal_ms,
                         overlap: new.overlap,
-                        rows: (0..shards).map(|_| fresh()).collect(),
+                        plan: new.plan.clone(),
+                        emitted: Vec::new(),
+                        rows: (0..shards).map(|_| Row::fresh()).collect(),
                         counters: execution::Execution::new(shards),
                     };
                     self.runs.insert(*id, run);
@@ -169,6 +199,7 @@ impl Oracle {
                 }
                 (FireOutcome::Duplicate(_), _) => {}
                 (FireOutcome::Waiting { .. }, _) => {
+                    self.waiting.insert(key.clone(), intent.nominal_ms);
                     self.keys.insert(key, None);
                 }
                 (FireOutcome::Stale | FireOutcome::Busy | FireOutcome::NotYet, _) => continue,
@@ -200,7 +231,7 @@ impl Oracle {
 
     /// One event on one shard, and what the ledger said to it. `known`: the call may be the second of two, and finds what the first
     /// one did.
-    fn step(
+    pub(super) fn step(
         &mut self,
         at: AttemptRef,
         event: &Event,
@@ -226,6 +257,10 @@ impl Oracle {
                     self.results += u64::from(succeeded);
                     run.counters = execution::apply(&run.counters, execution::Event::Settled { succeeded, failed })
                         .map_err(|e| Broken::Rules(format!("{at}: {e}")))?;
+                    // A reducing shard is cancelled when another has failed.
+                    if let (1, Some(last)) = (run.counters.cancelled, run.rows.last_mut()) {
+                        last.shard.phase = Phase::Cancelled;
+                    }
                 }
                 Ok(())
             }
@@ -258,6 +293,9 @@ impl Oracle {
             let mine = |row: &Row| row.shard.owner == Some(owner) && row.shard.attempt == at.attempt;
             let known = self.row(*at).is_some_and(mine);
             self.step(*at, &event, (&RetryPolicy::default(), now_ms), (verdict.as_ref().map(|_| ()), known))?;
+            if verdict.is_ok() {
+                self.may_run(*at, owner)?;
+            }
             if let (Ok(_), false, Some(row)) = (verdict, known, self.row_mut(*at)) {
                 row.claimed_ms = true_ms;
             }
@@ -321,6 +359,7 @@ impl Oracle {
             let owner = shard.owner.unwrap_or(by);
             let event = Event::TakeOver { attempt: shard.attempt, owner, by, reason: entry.reason };
             self.step(at, &event, (&entry.retry, now_ms), (Ok(()), known))?;
+            self.may_run(at, by)?;
             match taken {
                 TakenOver::Ended(recorded) => self.same_phase(at, Some(recorded))?,
                 TakenOver::Running { .. } => {
@@ -387,6 +426,10 @@ impl Oracle {
         let shards = u32::try_from(shards.len()).unwrap_or(u32::MAX);
         run.counters = execution::apply(&run.counters, execution::Event::Reopen { shards })
             .map_err(|e| Broken::Rules(format!("{id}: {e}")))?;
+        // A reducing shard that was cancelled waits again.
+        if let (1.., Some(last)) = (run.counters.held, run.rows.last_mut()) {
+            last.shard = Shard::new();
+        }
         let (job, overlap) = (run.job, run.overlap);
         self.check_overlap(job, overlap)
     }
@@ -406,6 +449,9 @@ impl Oracle {
 
     /// The first shard of what was due by then that has not ended.
     pub(crate) fn unfinished(&self, until_ms: i64) -> Option<String> {
+        if let Some(((job, key), _)) = self.waiting.iter().find(|(_, nominal_ms)| **nominal_ms <= until_ms) {
+            return Some(format!("the firing {key} of job {job:?} waits"));
+        }
         self.runs.iter().filter(|(_, run)| run.nominal_ms <= until_ms).find_map(|(id, run)| {
             let (index, row) = (0_u32..).zip(&run.rows).find(|(_, row)| !row.shard.phase.is_terminal())?;
             Some(format!("shard {id}/{index} is {:?}", row.shard))

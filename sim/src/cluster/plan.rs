@@ -1,7 +1,7 @@
 //! What a seed's cluster is made of: drawn before anything happens.
 
+use super::jobs::{Job, KINDS, Kind};
 use crate::world::Dice;
-use crate::world::plan::Job;
 
 /// A class of faults. A seed has each of them or not: a life where everything goes wrong at once hides what a single fault does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,6 +110,8 @@ pub(crate) struct Plan {
     /// and that would be nobody's fault.
     pub(crate) calm_work_ms: i64,
     pub(crate) classes: Vec<Class>,
+    pub(crate) kinds: Vec<Kind>,
+    pub(crate) tiers: Vec<String>,
     pub(crate) jobs: Vec<Job>,
 }
 
@@ -118,7 +120,11 @@ impl Plan {
         // From quiet lives to wild ones.
         let density = dice.of(5, 50);
         let classes: Vec<Class> = CLASSES.into_iter().filter(|_| dice.percent(density)).collect();
-        let jobs: Vec<Job> = (0..dice.of(1, 3)).filter_map(|n| Job::draw(dice, n)).collect();
+        let kinds_density = if dice.percent(50) { 0 } else { dice.of(20, 60) };
+        let kinds: Vec<Kind> = KINDS.into_iter().filter(|_| dice.percent(kinds_density)).collect();
+        let jobs: Vec<Job> = (0..dice.of(1, 3)).filter_map(|n| Job::draw(dice, n, &kinds)).collect();
+        let bulk = kinds.contains(&Kind::Bulk).then_some("bulk");
+        let tiers = ["core"].into_iter().chain(bulk).map(str::to_owned).collect();
         let (workers, concurrency) = (dice.of(1, 3), dice.of(1, 4));
         let shards_per_second: f64 = jobs.iter().map(Job::shards_per_second).sum();
         let quarter_busy_ms = (workers * concurrency) as f64 * 250.0 / shards_per_second.max(0.01);
@@ -136,6 +142,8 @@ impl Plan {
             redis: dice.percent(60),
             trigger_every_ms: if dice.percent(40) { dice.of(1_000, 15_000) } else { 0 },
             jobs,
+            kinds,
+            tiers,
             classes,
         }
     }

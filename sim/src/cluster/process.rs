@@ -111,7 +111,7 @@ async fn scheduler(life: &Life, ports: Ports, end: CancellationToken) {
     let options = SchedulerOptions {
         lease_ttl: ms(plan.lease_ttl_ms),
         lost_after: ms(plan.lost_after_ms),
-        tiers: vec!["core".into()],
+        tiers: plan.tiers.clone(),
         ..SchedulerOptions::named(format!("scheduler-{}", life.id.node))
     };
     let scheduler = Scheduler::start(ports, options, on_fatal(life));
@@ -125,7 +125,11 @@ async fn worker(life: &Life, ports: Ports, end: CancellationToken) {
     let options = WorkerOptions {
         name: format!("worker-{}", life.id.node),
         host: "simulated".into(),
-        tiers: vec![TierOptions { name: "core".into(), concurrency: plan.concurrency }],
+        tiers: plan
+            .tiers
+            .iter()
+            .map(|name| TierOptions { name: name.clone(), concurrency: plan.concurrency })
+            .collect(),
         lost_after: ms(plan.lost_after_ms),
         ack_horizon: ms(plan.ack_horizon_ms),
         resolve: Arc::new(move |_| Ok(handler.clone())),

@@ -55,7 +55,12 @@ impl SqlLedger {
         rows.iter().map(|row| row.id(0, Incarnation::from_slice)).collect()
     }
 
-    pub(super) async fn write_abandoned(&self, epoch: Epoch, who: Incarnation, now_ms: i64) -> Outcome<u64> {
+    pub(super) async fn write_abandoned(
+        &self,
+        epoch: Epoch,
+        who: Incarnation,
+        now_ms: i64,
+    ) -> Outcome<Vec<AttemptRef>> {
         let mut tx = self.db.begin().await?;
         check_fence(&mut tx, epoch).await?;
         let list = format!(
@@ -70,7 +75,7 @@ impl SqlLedger {
         let lock = tx.dialect().for_update();
         let held = read_shards_of(&mut tx, wanted.iter().copied(), lock).await?;
         let mut settled = Settled::new();
-        let (mut updates, mut forgotten) = (Vec::new(), Vec::new());
+        let (mut updates, mut forgotten, mut abandoned) = (Vec::new(), Vec::new(), Vec::new());
         let mut history = Bulk::new(
             "INSERT INTO attempts (execution_id, shard_index, attempt, outcome, owner, started_ms, ended_ms, message) VALUES ",
             "",
@@ -92,6 +97,7 @@ impl SqlLedger {
                 }
             }
             let (id, index) = (hex(shard.execution.as_bytes()), shard.index);
+            abandoned.push(AttemptRef { execution: shard.execution, index, attempt: row.attempt });
             updates.push(format!(
                 "UPDATE shards SET state = {}, owner = NULL WHERE execution_id = {id} AND shard_index = {index} AND state = 0",
                 Phase::Failed.code()
@@ -122,7 +128,7 @@ impl SqlLedger {
         statements.extend(forgotten);
         statements.extend(counter_writes(&settled, now_ms));
         if statements.is_empty() {
-            return Ok(0);
+            return Ok(abandoned);
         }
         let (matched, counters) = tx.raw_batch(&statements).await?;
         if matched[..guarded].iter().sum::<u64>() != guarded as u64 {
@@ -134,7 +140,7 @@ impl SqlLedger {
             tx.raw_batch(&let_go).await?;
         }
         tx.commit().await?;
-        Ok(guarded as u64)
+        Ok(abandoned)
     }
 }
 

@@ -70,7 +70,7 @@ impl ShardingLedger for SqlLedger {
         with_retries!(self.read_addressees())
     }
 
-    async fn abandon(&self, epoch: Epoch, who: Incarnation, now_ms: i64) -> Result<u64> {
+    async fn abandon(&self, epoch: Epoch, who: Incarnation, now_ms: i64) -> Result<Vec<AttemptRef>> {
         with_retries!(self.write_abandoned(epoch, who, now_ms))
     }
 
