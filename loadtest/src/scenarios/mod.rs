@@ -5,9 +5,10 @@ pub mod once;
 pub mod precision;
 pub mod skew;
 pub mod throughput;
+pub mod ways;
 pub mod worker_kill;
 
-const SCENARIOS: [(&str, &str); 8] = [
+const SCENARIOS: [(&str, &str); 9] = [
     ("throughput", "no-op shards end to end in a cluster, beside what RabbitMQ and the database can do alone"),
     (
         "precision",
@@ -22,6 +23,10 @@ const SCENARIOS: [(&str, &str); 8] = [
     (
         "skew",
         "the flights by their carriers, two of which hold nearly all the work; cut anew by the durations of the last run",
+    ),
+    (
+        "ways",
+        "reconcile-flights in every way to write a job, each with ten workers killed: the same answer, and once where that is promised",
     ),
     (
         "faults",
