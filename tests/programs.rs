@@ -102,12 +102,6 @@ fn reconcile_flights_by_a_python_program_with_workers_killed() {
     reconcile_by_python(2, 30);
 }
 
-#[test]
-#[ignore = "a minute long; the short one above runs always"]
-fn reconcile_flights_by_a_python_program_with_ten_workers_killed() {
-    reconcile_by_python(10, 250);
-}
-
 /// The example's service.
 fn service(target: &Path) -> Program {
     let (script, folder) = (examples().join("reconcile-http/service.py"), examples().join("reconcile-flights/data"));
@@ -147,13 +141,6 @@ fn reconcile_flights_by_a_service_with_workers_killed() {
 #[test]
 fn reconcile_flights_by_a_service_that_takes_its_time() {
     reconcile_by_http("reconcile-http-later", 1, 150);
-}
-
-#[test]
-#[ignore = "a minute long; the short ones above run always"]
-fn reconcile_flights_by_a_service_with_ten_workers_killed() {
-    reconcile_by_http("reconcile-http", 10, 1_200);
-    reconcile_by_http("reconcile-http-later", 10, 1_200);
 }
 
 fn logs(cluster: &Cluster, arguments: &[&str]) -> String {

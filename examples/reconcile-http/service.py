@@ -4,7 +4,8 @@
 
 It honours the Idempotency-Key: what it answers is kept under the key, in the same transaction as its findings, and a repeated request
 gets the kept answer. So its effects are there once, although it may be called more than once. With `?later=1` in the address it answers
-202 at once and says where it can be asked for the end.
+202 at once and says where it can be asked for the end. With `?forgetful=1` it does not look at the key, as a service that was never told
+of it: then what was asked for twice is done twice.
 """
 
 import gzip
@@ -32,7 +33,7 @@ class Register:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("CREATE TABLE IF NOT EXISTS unmatched (flight INTEGER NOT NULL, tailnum TEXT NOT NULL, key TEXT NOT NULL)")
             database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
-            database.execute("CREATE TABLE IF NOT EXISTS calls (key TEXT NOT NULL, attempt INTEGER NOT NULL)")
+            database.execute("CREATE TABLE IF NOT EXISTS calls (key TEXT NOT NULL, attempt INTEGER NOT NULL, shard INTEGER NOT NULL)")
         self.running = set()
         self.lock = threading.Lock()
 
@@ -43,10 +44,10 @@ class Register:
         row = self.connect().execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
         return row and row[0]
 
-    def called(self, key, attempt):
-        self.connect().execute("INSERT INTO calls VALUES (?, ?)", (key, attempt))
+    def called(self, key, attempt, shard):
+        self.connect().execute("INSERT INTO calls VALUES (?, ?, ?)", (key, attempt, shard))
 
-    def reconcile(self, key, wanted, pause_ms):
+    def reconcile(self, key, wanted, pause_ms, forgetful=False):
         first, last = wanted["slice"]["range"]["from"], wanted["slice"]["range"]["to"]
         found = [(n, self.tails[n - 1], key) for n in range(first, last + 1) if self.tails[n - 1] not in self.planes]
         time.sleep(pause_ms / 1000)
@@ -54,10 +55,10 @@ class Register:
         database = self.connect()
         database.execute("BEGIN IMMEDIATE")
         # Another request with the same key may have come first; then its findings are the findings.
-        if database.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, answer)).rowcount == 1:
+        if forgetful or database.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, answer)).rowcount == 1:
             database.executemany("INSERT INTO unmatched VALUES (?, ?, ?)", found)
         database.execute("COMMIT")
-        return self.answer(key)
+        return answer if forgetful else self.answer(key)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -67,9 +68,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         key = self.headers["Idempotency-Key"]
-        self.register.called(key, int(self.headers["Shardcron-Attempt"]))
+        self.register.called(key, int(self.headers["Shardcron-Attempt"]), wanted["shard_index"])
         pause_ms = wanted["params"].get("pause_ms", 0)
-        if "later" not in parse_qs(urlsplit(self.path).query):
+        how = parse_qs(urlsplit(self.path).query)
+        if "forgetful" in how:
+            return self.say(200, self.register.reconcile(key, wanted, pause_ms, forgetful=True))
+        if "later" not in how:
             return self.say(200, self.register.answer(key) or self.register.reconcile(key, wanted, pause_ms))
         with self.register.lock:
             if key not in self.register.running and not self.register.answer(key):
@@ -94,8 +98,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        try:
+            self.end_headers()
+            self.wfile.write(body)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # whoever asked is gone; who asks again finds the answer under the key
 
     def log_message(self, *_):
         pass

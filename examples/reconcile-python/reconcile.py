@@ -50,9 +50,9 @@ def main():
     target.execute(
         "CREATE TABLE IF NOT EXISTS unmatched (flight INTEGER PRIMARY KEY, tailnum TEXT NOT NULL, key TEXT NOT NULL, times INTEGER NOT NULL)"
     )
-    target.execute("CREATE TABLE IF NOT EXISTS starts (key TEXT NOT NULL, attempt INTEGER NOT NULL, begin INTEGER NOT NULL)")
+    target.execute("CREATE TABLE IF NOT EXISTS starts (key TEXT NOT NULL, attempt INTEGER NOT NULL, shard INTEGER NOT NULL, begin INTEGER NOT NULL)")
     key = given["idempotency_key"]
-    target.execute("INSERT INTO starts VALUES (?, ?, ?)", (key, given["attempt"], begin))
+    target.execute("INSERT INTO starts VALUES (?, ?, ?, ?)", (key, given["attempt"], given["shard_index"], begin))
 
     def commit(chunk):
         found = [(flight, tail, key) for flight, tail in chunk if tail not in planes]

@@ -187,6 +187,14 @@ impl Cluster {
         std::fs::read_to_string(self.log_of(name)).unwrap_or_default()
     }
 
+    /// The incarnations that a worker has said it had, in hexadecimal digits without dashes, as the ledger names owners.
+    pub fn incarnations(&self, name: &str) -> Vec<String> {
+        let log = self.log(name);
+        let said = log.lines().filter(|line| line.contains("worker runs"));
+        let ids = said.filter_map(|line| line.split("worker_incarnation=").nth(1)?.split_whitespace().next());
+        ids.map(|id| id.replace('-', "").to_uppercase()).collect()
+    }
+
     /// An error if a process has ended by itself, which none should, with the end of its log.
     ///
     /// # Errors

@@ -73,5 +73,6 @@ fn write_down(file: &Path, line: &str) -> std::io::Result<()> {
 
 /// What the tested workers run.
 pub fn registry() -> Registry {
-    Registry::default().with("nap", Nap).with("dwell", Dwell).with("count", crate::count::Count)
+    let registry = Registry::default().with("nap", Nap).with("dwell", Dwell).with("count", crate::count::Count);
+    crate::scenarios::ways::with_ways(registry)
 }

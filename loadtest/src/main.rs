@@ -54,6 +54,8 @@ enum Command {
     Once(scenarios::once::OnceArgs),
     /// Cut a lopsided job anew by the durations of its last run, and say how even that makes it
     Skew(scenarios::skew::SkewArgs),
+    /// Run the same job in every way to write one, each with workers killed, and count its effects where they went
+    Ways(scenarios::ways::WaysArgs),
     /// Put each fault on each part, on real services under load, and count what was lost, doubled or missed
     Faults(faults::FaultsArgs),
     /// Put random faults on a cluster for long, and see that nothing is lost and nothing grows
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         Command::Groups(args) => session::run(scenarios::groups::run(args)),
         Command::Once(args) => session::run(scenarios::once::run(args)),
         Command::Skew(args) => session::run(scenarios::skew::run(args)),
+        Command::Ways(args) => session::run(scenarios::ways::run(args)),
         Command::Faults(args) => session::run(faults::run(args)),
         Command::Soak(args) => session::run(faults::soak::run(args)),
     };

@@ -41,6 +41,8 @@ pub struct Services {
     pub redis: Option<Redis>,
     /// A database at a server that is not ours, and how to reach that server.
     borrowed: Option<(String, String)>,
+    /// Databases that were made besides, at either.
+    others: Vec<String>,
 }
 
 impl Services {
@@ -90,7 +92,22 @@ impl Services {
                 (Some(rabbitmq), url)
             }
         };
-        Ok(Services { sql_url, amqp_url, redis_url, prefix, sql, rabbitmq, redis, borrowed })
+        Ok(Services { sql_url, amqp_url, redis_url, prefix, sql, rabbitmq, redis, borrowed, others: Vec::new() })
+    }
+
+    /// Makes another database at the same server; gives its name and its URL.
+    ///
+    /// # Errors
+    /// The server refuses it.
+    pub async fn another_database(&mut self, suffix: &str) -> Result<(String, String)> {
+        let database = format!("{}_{suffix}", self.prefix.replace('-', "_"));
+        let at = connect(&self.sql_url).await?;
+        at.execute_script(&format!("CREATE DATABASE {database} CHARACTER SET utf8mb4"))
+            .await
+            .context("another database for this run; its user has to be allowed to create one")?;
+        self.others.push(database.clone());
+        let url = with_database(&self.sql_url, &database);
+        Ok((database, url))
     }
 
     /// The processes that are ours, by the names of the report.
@@ -115,9 +132,11 @@ impl Services {
     pub async fn clean_up(&self, tiers: &[String]) -> Result<()> {
         if let Some((server, database)) = &self.borrowed {
             let at = connect(server).await?;
-            at.execute_script(&format!("DROP DATABASE IF EXISTS {database}"))
-                .await
-                .context("dropping the run's database")?;
+            for database in self.others.iter().chain([database]) {
+                at.execute_script(&format!("DROP DATABASE IF EXISTS {database}"))
+                    .await
+                    .context("dropping the run's databases")?;
+            }
         }
         if self.rabbitmq.is_none() {
             self.delete_queues(tiers).await.context("deleting the run's queues")?;

@@ -63,6 +63,64 @@ fn a_few_killed_workers_lose_nothing() {
 }
 
 #[test]
+fn records_with_killed_workers_are_counted_once() {
+    let (well, answer) = loadtest(&["effects", "--records", "10000", "--every-ms", "200", "--seed", "7"]);
+    assert!(well, "{answer}");
+    assert_eq!(answer["records"].as_u64(), Some(10_000), "{answer}");
+    assert!(answer["kills"].as_u64().unwrap() > 0, "{answer}");
+    assert_eq!((answer["wrong_counters"].as_u64(), answer["dedup_rows_left"].as_u64()), (Some(0), Some(0)), "{answer}");
+    assert!(answer["dedup_rows_peak"].as_u64().is_some(), "{answer}");
+}
+
+#[test]
+fn what_a_record_costs_is_measured() {
+    let (well, answer) = loadtest(&["once", "--records", "10000"]);
+    assert!(well, "{answer}");
+    for name in ["records_per_second", "bare_insert_per_second"] {
+        assert!(answer[name].as_f64().unwrap() > 0.0, "{name}: {answer}");
+    }
+}
+
+/// How even it becomes depends on what else the machine does: asserted is only that it is measured, and that all was found.
+#[test]
+fn a_lopsided_job_is_cut_anew() {
+    let (_, answer) = loadtest(&["skew", "--runs", "2"]);
+    let ratios = answer["longest_over_mean"].as_array().unwrap();
+    assert!(ratios.len() == 2 && ratios.iter().all(|ratio| ratio.as_f64().unwrap() >= 1.0), "{answer}");
+    assert_eq!(answer["unmatched"], serde_json::json!([52_606, 52_606]), "{answer}");
+    assert_eq!(answer["twice"], serde_json::json!([0, 0]), "{answer}");
+}
+
+#[test]
+fn every_way_to_write_a_job_finds_the_same_although_a_worker_is_killed() {
+    let (well, answer) = loadtest(&["ways", "--kills", "1", "--seed", "7"]);
+    assert!(well, "{answer}");
+    let ways: Vec<(&str, &str)> = answer
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|way| (way["way"].as_str().unwrap(), way["promise"].as_str().unwrap()))
+        .collect();
+    let once = ["sql", "rust-transaction", "rust-once", "http-key", "map", "sql-elsewhere"];
+    assert_eq!(ways.len(), once.len() + 2, "{answer}");
+    for (way, promise) in ways {
+        assert_eq!(promise, if once.contains(&way) { "once" } else { "at least once" }, "{way}");
+    }
+    for way in answer.as_array().unwrap() {
+        assert_eq!((way["rows"].as_u64(), way["wrong"].as_u64()), (Some(52_606), Some(0)), "{way}");
+        assert_eq!(way["kills"].as_u64(), Some(1), "{way}");
+        assert!(way["taken_over"].as_u64().unwrap() > 0, "{way}");
+        if way["promise"] == "once" {
+            assert_eq!(way["duplicates"].as_u64(), Some(0), "{way}");
+        }
+        if ["exec", "http", "http-key"].contains(&way["way"].as_str().unwrap()) {
+            assert_eq!(way["keys_per_shard_max"].as_u64(), Some(1), "{way}");
+        }
+        assert_eq!(way["ok"].as_bool(), Some(true), "{way}");
+    }
+}
+
+#[test]
 fn other_machines_are_refused() {
     let refused = Command::new(env!("CARGO_BIN_EXE_loadtest"))
         .args(["throughput", "--redis-url", "redis://192.0.2.1:6379"])

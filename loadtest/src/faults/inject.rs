@@ -79,7 +79,7 @@ pub async fn strike(session: &mut Session, links: &Links, cell: Cell) -> Result<
         (Fault::Cut | Fault::CutRabbitMq | Fault::CutRedis | Fault::CutMySql, _) => blocking_cut(links, &reach).await?,
     }
     if let (Part::Worker, Some(name)) = (cell.part, &victim) {
-        injected.incarnations = incarnations(session, name);
+        injected.incarnations = session.cluster.incarnations(name);
         injected.held = held(session, &injected.incarnations).await?;
     }
     Ok(Active { cell, reach, injected })
@@ -196,14 +196,6 @@ async fn leader(session: &mut Session) -> Result<String> {
     bail!("no scheduler led within {} s", VICTIM_PATIENCE.as_secs())
 }
 
-/// Everything that a worker has said of its incarnations, without the dashes.
-fn incarnations(session: &Session, name: &str) -> Vec<String> {
-    let log = session.cluster.log(name);
-    let said = log.lines().filter(|line| line.contains("worker runs"));
-    let ids = said.filter_map(|line| line.split("worker_incarnation=").nth(1)?.split_whitespace().next());
-    ids.map(|id| id.replace('-', "").to_uppercase()).collect()
-}
-
 /// The worker with the most shards in hand, at a moment at which it has some of `dwell`, which are deaf and last.
 async fn busiest_worker(session: &mut Session) -> Result<String> {
     let sql = "SELECT HEX(s.owner), SUM(CASE WHEN j.name = 'dwell' THEN 1 ELSE 0 END), COUNT(*) FROM shards s \
@@ -216,7 +208,7 @@ async fn busiest_worker(session: &mut Session) -> Result<String> {
         let busiest = rows.into_iter().find(|row| row.get(1).is_some_and(|n| n.as_str() >= "2" || n.len() > 1));
         if let Some(owner) = busiest.and_then(|row| row.into_iter().next()) {
             let names = session.cluster.names(Role::Worker);
-            if let Some(name) = names.into_iter().find(|name| incarnations(session, name).contains(&owner)) {
+            if let Some(name) = names.into_iter().find(|name| session.cluster.incarnations(name).contains(&owner)) {
                 return Ok(name);
             }
         }

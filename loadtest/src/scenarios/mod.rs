@@ -6,6 +6,7 @@ pub mod once;
 pub mod precision;
 pub mod skew;
 pub mod throughput;
+pub mod ways;
 pub mod worker_kill;
 
 const SCENARIOS: [(&str, &str); 9] = [
@@ -24,6 +25,10 @@ const SCENARIOS: [(&str, &str); 9] = [
     (
         "skew",
         "the flights by their carriers, two of which hold nearly all the work; cut anew by the durations of the last run",
+    ),
+    (
+        "ways",
+        "reconcile-flights in every way to write a job, each with ten workers killed: the same answer, and once where that is promised",
     ),
     (
         "faults",
