@@ -3,6 +3,7 @@
 use crate::ports::Ports;
 use shardcron_domain::ExecutionId;
 use shardcron_domain::grouping::{self, EndRate, WORTH_A_LOOK};
+use shardcron_domain::job::Takeover;
 use shardcron_store::ActiveExecution;
 use std::collections::{HashMap, HashSet};
 use tokio::time::Instant;
@@ -68,6 +69,9 @@ pub(super) async fn limits(ports: &Ports, active: &[ActiveExecution], known: &Ha
     let mut limits = Vec::new();
     for execution in active.iter().filter(|a| is_large(a) && !known.contains(&a.id)).take(READ_AT_ONCE) {
         match ports.ledger.execution_head(execution.id).await {
+            // A message that comes again is a reason there to take its shards over at once, and a run comes again with those of its
+            // shards that are long done, or tried elsewhere by now.
+            Ok(Some(head)) if head.spec.takeover == Takeover::Immediate => limits.push((execution.id, Some(1))),
             Ok(Some(head)) => limits.push((execution.id, head.spec.shards.group)),
             Ok(None) => {}
             Err(e) => {

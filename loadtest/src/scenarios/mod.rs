@@ -9,7 +9,7 @@ pub mod throughput;
 pub mod ways;
 pub mod worker_kill;
 
-const SCENARIOS: [(&str, &str); 9] = [
+const SCENARIOS: [(&str, &str); 10] = [
     ("throughput", "no-op shards end to end in a cluster, beside what RabbitMQ and the database can do alone"),
     (
         "precision",
