@@ -51,7 +51,7 @@ impl EffectsLedger for SimLedger {
             let named = Ended { attempt: world.renamed(ended.attempt), ..ended.clone() };
             let answer = world.real(world.sql().end_records(owner, &named, now_ms));
             let verdict = match &answer {
-                Ok(Ok(RecordsEnd::Recorded(recorded))) => Some(Ok(recorded.clone())),
+                Ok(Ok(RecordsEnd::Recorded(recorded))) => Some(Ok(*recorded)),
                 Ok(Err(refusal)) => Some(Err(*refusal)),
                 _ => None,
             };
