@@ -108,5 +108,7 @@ fn a_record_that_is_done_before_its_transaction_is_noticed() {
 
 #[test]
 fn a_checkpoint_without_its_fence_is_noticed() {
-    assert_eq!(broken_by(Mutation::CheckpointWithoutFence).unwrap(), "S3");
+    // Of another attempt, or from where the ledger is not.
+    let seen = broken_by(Mutation::CheckpointWithoutFence).unwrap();
+    assert!(seen == "S3" || seen.contains("the checkpoint does not follow from the one in the ledger"), "{seen}");
 }

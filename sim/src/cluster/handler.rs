@@ -131,6 +131,10 @@ impl ShardHandler for SimHandler {
                 context.settle_records(batch).await?;
             }
         }
+        // Before whatever befalls it: what it emits is to be gone with it.
+        if matches!(context.slice, ShardSlice::Map { .. }) {
+            self.emit(&context).await?;
+        }
         for step in 1..=steps {
             tokio::select! {
                 biased;
@@ -164,10 +168,8 @@ impl ShardHandler for SimHandler {
                 Work::Count => {}
             }
         }
-        match context.slice {
-            ShardSlice::Map { .. } => self.emit(&context).await?,
-            ShardSlice::Reduce { tasks } => self.reduce(&context, tasks).await?,
-            _ => {}
+        if let ShardSlice::Reduce { tasks } = context.slice {
+            self.reduce(&context, tasks).await?;
         }
         Ok(ShardOutput::rows(count.unsigned_abs()))
     }
