@@ -113,7 +113,7 @@ impl ShardHandler for Once {
                 let mut tx = context.transaction().await?;
                 keys_of(&find(&mut tx, next, end).await?)
             };
-            if context.attempt.index % 2 == 0 {
+            if context.attempt.index.is_multiple_of(2) {
                 noted_first(&mut context, keys, end).await?;
             } else {
                 let covered = end == to || (end / STEP) % STEPS_OF_A_CHECKPOINT == 0;
