@@ -11,12 +11,12 @@ use std::time::Duration;
 use support::{Cluster, get, web_of};
 
 const BOUND: Duration = Duration::from_secs(90);
-const SHARDS: u32 = 30_000;
 
-fn cluster() -> Cluster {
+fn cluster(shards: u32) -> Cluster {
     let mut cluster = Cluster::on_services();
+    cluster.set("SHARDCRON_HTTP_LISTEN", "127.0.0.1:0");
     cluster.apply(&format!(
-        "[job.tiny]\nshards = {{ count = {SHARDS} }}\nhandler = {{ rust = \"noop\" }}\n\
+        "[job.tiny]\nshards = {{ count = {shards} }}\nhandler = {{ rust = \"noop\" }}\n\
          [job.alone]\nshards = {{ count = 3000, group = 1 }}\nhandler = {{ rust = \"noop\" }}\n"
     ));
     cluster.start_all(1, 2);
@@ -47,7 +47,8 @@ fn wait_grouped(cluster: &Cluster, worker: &str, before: (f64, f64)) {
 
 #[test]
 fn a_worker_that_is_killed_with_half_done_messages_loses_none_of_their_shards() {
-    let mut cluster = cluster();
+    const SHARDS: u32 = 60_000;
+    let mut cluster = cluster(SHARDS);
     // Each in a message of its own where the job says so.
     let alone = cluster.trigger("alone");
     assert_eq!(cluster.wait_end(alone, BOUND).phase, Phase::Success);
@@ -67,7 +68,9 @@ fn a_worker_that_is_killed_with_half_done_messages_loses_none_of_their_shards() 
 
 #[test]
 fn a_cancel_in_the_middle_leaves_no_message_behind() {
-    let cluster = cluster();
+    // More than are done before the cancel comes.
+    const SHARDS: u32 = 300_000;
+    let cluster = cluster(SHARDS);
     let id = cluster.trigger("tiny");
     wait_grouped(&cluster, "worker-1", (0.0, 0.0));
     let output = cluster.cli(&["executions", "cancel", &id.to_string(), "--reason", "a test"]);

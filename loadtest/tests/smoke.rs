@@ -129,3 +129,15 @@ fn other_machines_are_refused() {
     assert!(!refused.status.success());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("this machine only"));
 }
+
+/// The waits of small jobs are figures and no bound here: others use the machine, too.
+#[test]
+fn tiny_shards_singly_and_together_lose_nothing() {
+    let (_, answer) = loadtest(&["groups", "--shards", "20000", "--workers", "2"]);
+    for way in ["singly", "grouped"] {
+        assert!(answer[way]["shards_per_second"].as_f64().unwrap() > 0.0, "{answer}");
+        assert!(answer[way]["small_job_ms"]["p99"].as_f64().unwrap() > 0.0, "{answer}");
+    }
+    let counts = ["lost", "recorded_twice", "failed"].map(|name| answer[name].as_u64());
+    assert_eq!(counts, [Some(0), Some(0), Some(0)], "{answer}");
+}
