@@ -114,11 +114,9 @@ pub struct StepEnd {
     pub rows: u64,
     /// Rows of records to be written.
     pub writes: Vec<RecordWrite>,
-    /// Rows of records to be deleted.
+    /// Rows of records to be deleted: those of the batch that the checkpoint covers. Others may lie beyond it, left over by an earlier
+    /// attempt; what is done of them goes with the shard's good end.
     pub erased: Vec<Vec<u8>>,
-    /// Whether all rows that say `done` go, too. Only for who knows that the checkpoint which is committed here covers every one of
-    /// them; a handler's batches don't: what was left over by an earlier attempt may lie beyond it.
-    pub sweep: bool,
 }
 
 impl StepEnd {

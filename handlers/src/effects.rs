@@ -5,7 +5,7 @@
 
 use async_trait::async_trait;
 use shardcron_domain::effects::{SqlValue, StepEnd};
-use shardcron_domain::limits::RECORDS_REPORTED;
+use shardcron_domain::limits::{RECORDS_PER_BATCH, RECORDS_REPORTED};
 use shardcron_domain::once::{Known, RecordRow, key_text};
 use shardcron_domain::shard::{Checkpoint, Rejection};
 use shardcron_domain::{AttemptRef, Incarnation};
@@ -221,6 +221,17 @@ pub async fn end_with_records(
         Ok(RecordsEnd::Open(count, some)) => RecordedEnd::Open(still_open(count, &some)),
         Err(rejection) => RecordedEnd::Refused(rejection),
     })
+}
+
+/// Why a shard can't end well whose attempt [may have records](LedgerEffects::may_have_records): some are still to be done. For the
+/// first shard of a map, whose good end is recorded together with what it emitted; nobody else writes under its attempt meanwhile.
+///
+/// # Errors
+/// The ledger does not answer.
+pub async fn records_still_open(ledger: &dyn Ledger, attempt: AttemptRef) -> Result<Option<String>> {
+    let any = AttemptRef { attempt: u32::MAX, ..attempt };
+    let open = patiently(|| ledger.open_records(any, RECORDS_PER_BATCH)).await?;
+    Ok((!open.is_empty()).then(|| still_open(open.len() as u64, &open)))
 }
 
 fn still_open(count: u64, some: &[RecordRow]) -> String {

@@ -5,8 +5,10 @@
 mod common;
 
 use common::*;
+use shardcron_domain::effects::StepEnd;
 use shardcron_domain::execution::Phase;
 use shardcron_domain::job::OverlapPolicy;
+use shardcron_domain::once::Batch;
 use shardcron_domain::plan::{Addressee, ShardPlan};
 use shardcron_domain::planning::KeyBounds;
 use shardcron_domain::shard::{self, Rejection};
@@ -21,6 +23,7 @@ conformance!(
     a_map_grows_with_its_first_shards_end_and_reduces_last,
     a_map_whose_shard_fails_never_reduces,
     a_retried_first_shard_emits_anew_without_doubles,
+    a_map_does_not_grow_while_records_of_its_first_shard_are_open,
     the_last_good_run_is_learned_from,
     a_broadcast_is_run_by_its_workers_alone_and_lost_with_them,
 );
@@ -177,6 +180,31 @@ async fn a_retried_first_shard_emits_anew_without_doubles(world: World) {
     ledger.finish_map(other, &success(second), growth, T0 + 6_000).await.unwrap().unwrap();
     assert_eq!((row(ledger, id).await.shards_total, ledger.emitted_count(id).await.unwrap()), (2, 1));
     assert_eq!(ledger.emitted(id, 1).await.unwrap().as_deref(), Some("{\"n\":10}"));
+}
+
+async fn a_map_does_not_grow_while_records_of_its_first_shard_are_open(world: World) {
+    let ledger = &world.ledger;
+    let (_, id, me, first) = map(ledger).await;
+    ledger.emit(me, first, 1, &payloads(0..3)).await.unwrap().unwrap();
+    let keys = vec![b"one".to_vec(), b"two".to_vec()];
+    let mut tx = ledger.begin_step(me, first).await.unwrap().unwrap();
+    let known = tx.known(&keys, true).await.unwrap();
+    tx.commit(&StepEnd::default()).await.unwrap().unwrap();
+    // One is done, and the other only begun.
+    let settled = Batch::new(keys[..1].to_vec(), known[..1].to_vec()).unwrap().noted().settle(true, 0);
+    let end = StepEnd { erased: settled.erased, ..StepEnd::default() };
+    ledger.begin_step(me, first).await.unwrap().unwrap().commit(&end).await.unwrap().unwrap();
+    let refused = ledger.finish_map(me, &success(first), GROWTH, T0 + 1).await.unwrap_err();
+    assert!(refused.to_string().contains("still to be done: 1") && !refused.is_transient(), "{refused}");
+    assert_eq!(
+        (row(ledger, id).await.shards_total, ledger.open_records(attempt(id, 0, 9), 5).await.unwrap().len()),
+        (1, 1)
+    );
+    // Done, too: it ends, and no row is left.
+    let end = StepEnd { erased: vec![b"two".to_vec()], ..StepEnd::default() };
+    ledger.begin_step(me, first).await.unwrap().unwrap().commit(&end).await.unwrap().unwrap();
+    ledger.finish_map(me, &success(first), GROWTH, T0 + 2).await.unwrap().unwrap();
+    assert_eq!(ledger.query("SELECT COUNT(*) FROM once_records", &[]).await.unwrap()[0][0], SqlArg::Int(0));
 }
 
 async fn the_last_good_run_is_learned_from(world: World) {

@@ -8,7 +8,7 @@ use shardcron_domain::plan::ShardPlan;
 use shardcron_domain::recovery::Reclaim;
 use shardcron_domain::shard::{Phase, ReclaimReason};
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, jobfile};
-use shardcron_handlers::effects::{LedgerEffects, RecordedEnd, end_with_records};
+use shardcron_handlers::effects::{LedgerEffects, RecordedEnd, end_with_records, records_still_open};
 use shardcron_sdk::{Checkpoint, ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice, Stream, SubResult};
 use shardcron_store::sql::{SqlLedger, SqlOptions};
 use shardcron_store::{
@@ -332,6 +332,14 @@ impl TestShard {
             Ok(output) => {
                 let summary = output.summary.as_ref().map(ToString::to_string);
                 let success = ended(AttemptOutcome::Success { rows: output.rows, summary });
+                if records
+                    && matches!(self.slice, ShardSlice::Map { .. })
+                    && let Some(why) = records_still_open(&self.ledger, attempt).await?
+                {
+                    let error = ShardError::transient(why);
+                    self.ledger.record(owner, &[ended(failed(&error))], NOW).await?;
+                    return Ok(Outcome::Failed(error));
+                }
                 if seen.finish_map(&success, NOW).await?.is_some() {
                     return Ok(Outcome::Done(output));
                 }

@@ -14,7 +14,7 @@ use shardcron_domain::plan::ShardSlice;
 use shardcron_domain::shard::{Checkpoint, FailureClass};
 use shardcron_domain::units::Span;
 use shardcron_domain::{AttemptRef, Incarnation};
-use shardcron_handlers::effects::{LedgerEffects, RecordedEnd, end_with_records};
+use shardcron_handlers::effects::{LedgerEffects, RecordedEnd, end_with_records, records_still_open};
 use shardcron_sdk::{ShardContext, ShardError, ShardHandler, ShardOutput};
 use shardcron_store::{AttemptOutcome, Ended, ExecutionHead, StoreError};
 use std::sync::Arc;
@@ -111,6 +111,11 @@ impl End {
     }
 }
 
+/// Records that are still to be done are done by another attempt.
+fn open_outcome(message: String) -> AttemptOutcome {
+    AttemptOutcome::Failure { class: FailureClass::Transient, message: cut(message, ERROR_BYTES) }
+}
+
 impl Attempt {
     /// Runs it. Never panics, whatever the handler does.
     pub(super) async fn run(self) -> (End, Duration, Option<Leftover>) {
@@ -133,6 +138,13 @@ impl Attempt {
         let mut ended =
             Ended { attempt: self.attempt, outcome, started_ms, ended_ms, retry, seed: self.ports.entropy.draw() };
         if let (AttemptOutcome::Success { .. }, Some(emits)) = (&ended.outcome, emits) {
+            let may_have_records = effects.as_ref().is_some_and(|effects| effects.may_have_records());
+            if emits.is_first()
+                && may_have_records
+                && let Some(failure) = self.open_records().await
+            {
+                return (End::Record(Ended { outcome: failure, ..ended }), began.elapsed(), leftover);
+            }
             match emits.finish(&ended, &self.stop).await {
                 None => {}
                 Some(Ok(())) => return (End::Committed, began.elapsed(), leftover),
@@ -146,6 +158,13 @@ impl Attempt {
         (end, began.elapsed(), leftover)
     }
 
+    /// How the first shard of a map fails that leaves records to be done. What it emitted under this attempt goes with the next one.
+    async fn open_records(&self) -> Option<AttemptOutcome> {
+        let call = || records_still_open(&*self.ports.ledger, self.attempt);
+        let open = super::recorder::until_answered(&self.ports, "records of the first shards of maps", call).await;
+        open.map(open_outcome)
+    }
+
     /// The end of a shard whose handler may have left rows of records: they end with it, in one transaction.
     async fn end_records(&self, ended: Ended) -> End {
         if !matches!(ended.outcome, AttemptOutcome::Success { .. }) {
@@ -155,9 +174,7 @@ impl Attempt {
         let outcome = match super::recorder::until_answered(&self.ports, "ends of shards with records", call).await {
             RecordedEnd::NoRecords => return End::Record(ended),
             RecordedEnd::Recorded => return End::Committed,
-            RecordedEnd::Open(message) => {
-                AttemptOutcome::Failure { class: FailureClass::Transient, message: cut(message, ERROR_BYTES) }
-            }
+            RecordedEnd::Open(message) => open_outcome(message),
             RecordedEnd::Refused(_) => AttemptOutcome::HandBack,
         };
         End::Record(Ended { outcome, ..ended })

@@ -101,6 +101,11 @@ impl Emits {
             .collect())
     }
 
+    /// Whether this is the first shard of a map.
+    pub(super) fn is_first(&self) -> bool {
+        matches!(self.what, What::Emit { .. })
+    }
+
     /// Records the good end of a map's first shard together with what it emitted. `None`: it is another shard's end, to be recorded
     /// like any other. Waits for the ledger as long as the worker is not told to stop.
     pub(super) async fn finish(&self, ended: &Ended, stop: &CancellationToken) -> Option<Result<(), ShardError>> {

@@ -65,7 +65,7 @@ struct Answer {
     /// Whether the sums by carrier are the published ones.
     by_carrier: bool,
     /// The most keys that a program or a service saw for one shard.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Absent (null) where no key is shown to anybody.
     keys_per_shard_max: Option<u64>,
     /// The most attempts that it saw of one shard.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,7 +138,7 @@ async fn all(session: &mut Session, args: &WaysArgs, ways: &[Way], place: &Place
     let mut before = Count::default();
     for (fired, way) in (1..).zip(ways) {
         // Each way draws the same, whichever others are run.
-        let mut random = StdRng::seed_from_u64(seed ^ *way as u64);
+        let mut random = StdRng::seed_from_u64(seed.wrapping_mul(1_000).wrapping_add(*way as u64));
         target::empty(&session.ledger).await?;
         session.apply(&way.job_file(args.kills, place)).await?;
         session.voice.phase(way.name());

@@ -1,5 +1,6 @@
 //! Shards that a shard makes: staged under its attempt, and made the execution's with the end of that attempt.
 
+use super::once::{Closed, close_records};
 use super::record::{To, change_of, event_of, write_changes};
 use super::rows::{Held, execution_phase, read_shards_of};
 use crate::rows::{Ended, Recorded};
@@ -106,7 +107,11 @@ impl SqlLedger {
             grown.shards_total, grown.held
         ))
         .await?;
-        let change = change_of(ended, owner, To::from_step(&next, effect)?);
+        let mut ended = ended.clone();
+        if let Closed::Open(open) = close_records(&mut tx, &mut ended).await? {
+            return Err(Fault::invalid(format!("records of shard {execution}/0 are still to be done: {open}")));
+        }
+        let change = change_of(&ended, owner, To::from_step(&next, effect)?);
         let recorded = write_changes(&mut tx, &[change], now_ms).await?;
         tx.commit().await?;
         recorded.into_iter().next().map(Ok).ok_or(Fault::Moved)

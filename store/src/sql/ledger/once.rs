@@ -137,9 +137,6 @@ pub(super) async fn write(tx: &mut Tx, attempt: AttemptRef, end: &StepEnd) -> Ou
     let delete = dialect.delete_by_key("once_records");
     let mut statements = Vec::new();
     let shard = of_shard(attempt.shard());
-    if end.sweep {
-        statements.push(format!("{delete} WHERE {shard} AND state = {}", RecordState::Done.code()));
-    }
     for some in end.erased.chunks(1_000) {
         let keys = key_list(some.iter().map(Vec::as_slice));
         statements.push(format!("{delete} WHERE {shard} AND record_key IN ({keys})"));
@@ -203,34 +200,17 @@ impl SqlLedger {
         if let Err(rejection) = check_running(shard, owner, attempt) {
             return Ok(Err(rejection));
         }
-        let shard_rows = of_shard(attempt.shard());
-        let count = format!("SELECT state, COUNT(*) FROM once_records WHERE {shard_rows} GROUP BY state");
-        let mut counts: HashMap<i64, i64> = HashMap::new();
-        for row in tx.raw_rows(&count).await? {
-            counts.insert(row.int(0)?, row.int(1)?);
-        }
-        if counts.is_empty() {
-            return Ok(Ok(RecordsEnd::NoRecords));
-        }
-        let of = |states: &[RecordState]| -> i64 { states.iter().filter_map(|s| counts.get(&s.code())).sum() };
-        let open = of(&[RecordState::Started, RecordState::Retry]);
-        if open > 0 {
-            drop(tx);
-            let some = self.read_open_records(AttemptRef { attempt: u32::MAX, ..attempt }, RECORDS_REPORTED).await?;
-            return Ok(Ok(RecordsEnd::Open(u64::try_from(open).unwrap_or(0), some)));
-        }
         let mut ended = ended.clone();
-        let skipped = of(&[RecordState::Skipped]);
-        if skipped > 0 {
-            let sql = format!(
-                "SELECT {COLUMNS} FROM once_records WHERE {shard_rows} AND state = {} ORDER BY record_key LIMIT {RECORDS_REPORTED}",
-                RecordState::Skipped.code()
-            );
-            let rows = tx.raw_rows(&sql).await?.iter().map(record).collect::<Outcome<Vec<_>>>()?;
-            report(&mut ended.outcome, skipped, &rows);
+        match close_records(&mut tx, &mut ended).await? {
+            Closed::NoRecords => return Ok(Ok(RecordsEnd::NoRecords)),
+            Closed::Gone => {}
+            Closed::Open(open) => {
+                drop(tx);
+                let some =
+                    self.read_open_records(AttemptRef { attempt: u32::MAX, ..attempt }, RECORDS_REPORTED).await?;
+                return Ok(Ok(RecordsEnd::Open(open, some)));
+            }
         }
-        let delete = tx.dialect().delete_by_key("once_records");
-        tx.raw(&format!("{delete} WHERE {shard_rows}")).await?;
         let (next, effect) = match apply(shard, &event_of(&ended, owner), &ended.retry, now_ms) {
             Ok(step) => step,
             Err(rejection) => return Ok(Err(rejection)),
@@ -240,6 +220,46 @@ impl SqlLedger {
         tx.commit().await?;
         Ok(Ok(RecordsEnd::Recorded(recorded)))
     }
+}
+
+/// What became of the rows of a shard's records at its good end.
+pub(super) enum Closed {
+    /// There were none.
+    NoRecords,
+    /// They are deleted, with the end; those that were given up stand in the result.
+    Gone,
+    /// So many are still to be done; nothing was changed.
+    Open(u64),
+}
+
+/// Ends the records of a shard with its good end, in the same transaction.
+pub(super) async fn close_records(tx: &mut Tx, ended: &mut Ended) -> Outcome<Closed> {
+    let shard_rows = of_shard(ended.attempt.shard());
+    let count = format!("SELECT state, COUNT(*) FROM once_records WHERE {shard_rows} GROUP BY state");
+    let mut counts: HashMap<i64, i64> = HashMap::new();
+    for row in tx.raw_rows(&count).await? {
+        counts.insert(row.int(0)?, row.int(1)?);
+    }
+    if counts.is_empty() {
+        return Ok(Closed::NoRecords);
+    }
+    let of = |states: &[RecordState]| -> i64 { states.iter().filter_map(|s| counts.get(&s.code())).sum() };
+    let open = of(&[RecordState::Started, RecordState::Retry]);
+    if open > 0 {
+        return Ok(Closed::Open(u64::try_from(open).unwrap_or(0)));
+    }
+    let skipped = of(&[RecordState::Skipped]);
+    if skipped > 0 {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM once_records WHERE {shard_rows} AND state = {} ORDER BY record_key LIMIT {RECORDS_REPORTED}",
+            RecordState::Skipped.code()
+        );
+        let rows = tx.raw_rows(&sql).await?.iter().map(record).collect::<Outcome<Vec<_>>>()?;
+        report(&mut ended.outcome, skipped, &rows);
+    }
+    let delete = tx.dialect().delete_by_key("once_records");
+    tx.raw(&format!("{delete} WHERE {shard_rows}")).await?;
+    Ok(Closed::Gone)
 }
 
 /// Puts what was given up into the result: `{"summary": …, "skipped_records": {"count": …, "first": […]}}`.
