@@ -146,7 +146,8 @@ mod tests {
         }
         for value in ["orders.db", "env:", "file:relative/path", "http://db"] {
             let sentence = databases(value).check().unwrap_err().to_string();
-            assert!(sentence.contains("env:NAME") && !sentence.contains(value), "{sentence}");
+            // What stands there may be a password.
+            assert!(sentence.contains("env:NAME") && !sentence.contains(&format!("'{value}'")), "{sentence}");
         }
     }
 }

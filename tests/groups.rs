@@ -69,7 +69,7 @@ fn a_worker_that_is_killed_with_half_done_messages_loses_none_of_their_shards() 
 #[test]
 fn a_cancel_in_the_middle_leaves_no_message_behind() {
     // More than are done before the cancel comes.
-    const SHARDS: u32 = 300_000;
+    const SHARDS: u32 = 120_000;
     let cluster = cluster(SHARDS);
     let id = cluster.trigger("tiny");
     wait_grouped(&cluster, "worker-1", (0.0, 0.0));

@@ -107,8 +107,13 @@ fn example() -> PathBuf {
     let folder = Path::new(env!("CARGO_BIN_EXE_shardcron")).parent().unwrap();
     let built = folder.join("examples/own_worker");
     let changed = |path: &Path| std::fs::metadata(path).and_then(|m| m.modified()).ok();
-    let (library, code) = (folder.join("libshardcron.rlib"), Path::new(ROOT).join("examples/own_worker.rs"));
-    let fresh = [library.as_path(), &code].iter().all(|of| changed(&built) >= changed(of) && changed(of).is_some());
+    let code = Path::new(ROOT).join("examples/own_worker.rs");
+    let name = |file: &std::fs::DirEntry| file.file_name().to_string_lossy().into_owned();
+    let library = |file: &std::fs::DirEntry| name(file).starts_with("libshardcron-") && name(file).ends_with(".rlib");
+    let libraries = std::fs::read_dir(folder.join("deps")).into_iter().flatten().flatten().filter(library);
+    // The newest: a library that was built after the example may be another than the one in it.
+    let library = libraries.filter_map(|file| changed(&file.path())).max();
+    let fresh = library.is_some() && changed(&built) >= library.max(changed(&code));
     if !fresh {
         let mut build = Command::new(cargo());
         build.args(["build", "--offline", "--quiet", "--example", "own_worker"]).current_dir(ROOT);
