@@ -21,6 +21,7 @@ fn quick() -> SqlLimits {
         max_wait: Duration::from_millis(1),
         patience: Duration::from_secs(30),
         deadlocks: 3,
+        contended: Duration::from_secs(30),
         stop_grace: Duration::from_millis(20),
     }
 }

@@ -26,9 +26,40 @@ use shardcron_domain::effects::StepEnd;
 use shardcron_domain::limits::RECORDS_PER_BATCH;
 use shardcron_domain::once::{Batch, Known};
 use shardcron_domain::shard::Checkpoint;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::time::Duration;
 
-/// Tries of a transaction that is ours alone, after deadlocks and lost connections.
-const TRIES: u32 = 5;
+/// Tries of a transaction that is ours alone, where it met others in a deadlock or a lock.
+const TRIES_CONTENDED: u32 = 12;
+/// The same where the ledger did not answer, which takes some seconds to find out.
+const TRIES_AWAY: u32 = 5;
+
+/// The tries of a transaction that is ours alone: nothing in it is the handler's, so a deadlock is nothing that the handler has to hear of.
+#[derive(Default)]
+struct Tries {
+    contended: u32,
+    away: u32,
+}
+
+impl Tries {
+    /// Waits before the next try, or gives the error back: there is none.
+    async fn again(&mut self, error: EffectError) -> Result<(), EffectError> {
+        let (tries, most) = match &error {
+            EffectError::Statement { transient: true, .. } => (&mut self.contended, TRIES_CONTENDED),
+            EffectError::Unavailable(_) => (&mut self.away, TRIES_AWAY),
+            _ => return Err(error),
+        };
+        *tries += 1;
+        if *tries >= most {
+            return Err(error);
+        }
+        // Of any length up to a bound that grows: two transactions that met must not meet again.
+        let longest_us = 1_000_u64 << (*tries).min(8);
+        tokio::time::sleep(Duration::from_micros(RandomState::new().build_hasher().finish() % longest_us)).await;
+        Ok(())
+    }
+}
 
 impl ShardContext {
     /// Says that the records of these keys are about to be worked on, and which of them still are to be: all but those that an
@@ -39,11 +70,11 @@ impl ShardContext {
     pub async fn once<K: Into<Vec<u8>>>(&mut self, keys: impl IntoIterator<Item = K>) -> Result<Batch, EffectError> {
         let keys: Vec<Vec<u8>> = keys.into_iter().map(Into::into).collect();
         shardcron_domain::once::check_keys(&keys).map_err(EffectError::Invalid)?;
-        let mut tries = 1;
+        let mut tries = Tries::default();
         let known = loop {
             match self.note(&keys).await {
-                Err(e) if e.is_transient() && tries < TRIES => tries += 1,
-                answer => break answer?,
+                Ok(known) => break known,
+                Err(error) => tries.again(error).await?,
             }
         };
         let batch = Batch::new(keys, known).map_err(EffectError::Invalid)?;
@@ -76,10 +107,9 @@ impl ShardContext {
         self.settle_to(batch, None).await
     }
 
-    /// Nothing in it is the handler's, so a deadlock is nothing that the handler has to hear of.
     async fn settle_to(&mut self, batch: Batch, to: Option<Checkpoint>) -> Result<(), EffectError> {
         let rows = batch.done() as u64;
-        let mut tries = 1;
+        let mut tries = Tries::default();
         loop {
             let settled = async {
                 let mut tx = self.transaction().await?;
@@ -90,8 +120,8 @@ impl ShardContext {
                 }
             };
             match settled.await {
-                Err(e) if e.is_transient() && tries < TRIES => tries += 1,
-                answer => return answer,
+                Ok(()) => return Ok(()),
+                Err(error) => tries.again(error).await?,
             }
         }
     }

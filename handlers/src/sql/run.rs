@@ -17,7 +17,7 @@
 //! come too early either: the repeated step waits for the row lock that a still open first transaction holds. The rows of a
 //! step whose answer was lost are not known here; the ledger has their sum.
 //!
-//! A deadlock or a lock wait rolls the whole step back, so it is repeated here a few times before it costs the shard a try. Any
+//! A deadlock or a lock wait rolls the whole step back, so it is repeated here, up to 20 times, before it costs the shard a try. Any
 //! other refusal of a statement (a syntax error, a missing table, a broken constraint) would come again the same way: permanent.
 
 use super::params::Values;
@@ -41,8 +41,10 @@ pub struct SqlLimits {
     pub max_wait: Duration,
     /// How long a ledger that is away is waited for in all, where the attempt has no earlier limit.
     pub patience: Duration,
-    /// How often a step is repeated after deadlocks before the attempt fails.
+    /// How often a step is repeated after deadlocks and lock waits before the attempt fails.
     pub deadlocks: u32,
+    /// No further repetition after this long: a lock that somebody holds for minutes is a fault that people must see.
+    pub contended: Duration,
     /// How long a running step may go on after it was told to stop.
     pub stop_grace: Duration,
 }
@@ -53,7 +55,8 @@ impl Default for SqlLimits {
             first_wait: Duration::from_millis(100),
             max_wait: Duration::from_secs(5),
             patience: Duration::from_secs(600),
-            deadlocks: 5,
+            deadlocks: 20,
+            contended: Duration::from_secs(60),
             stop_grace: Duration::from_secs(5),
         }
     }
@@ -184,7 +187,7 @@ impl SqlHandler {
     /// Sees a step through, over lost answers, an absent ledger and deadlocks.
     async fn commit(&self, context: &ShardContext, mut step: SqlStep) -> Result<Step, ShardError> {
         let mut patience = Patience::new(&self.limits);
-        let mut deadlocks = 0;
+        let (mut deadlocks, mut contended) = (0, None);
         loop {
             if let Some(finish) = &mut step.finish {
                 finish.ended_ms = now_ms();
@@ -199,11 +202,12 @@ impl SqlHandler {
             };
             match error {
                 StoreError::Unavailable { .. } => patience.wait(context, &error).await?,
-                StoreError::Statement { transient: true, .. } if deadlocks < self.limits.deadlocks => {
+                StoreError::Statement { transient: true, .. }
+                    if deadlocks < self.limits.deadlocks
+                        && contended.get_or_insert_with(Instant::now).elapsed() < self.limits.contended =>
+                {
                     deadlocks += 1;
-                    // Not all at the same instant again: shards that met in a deadlock wait for different times.
-                    let spread = u64::from(context.attempt.index % 16) * 7;
-                    pause(context, Duration::from_millis(20 * u64::from(deadlocks) + spread)).await?;
+                    pause(context, spread(deadlocks)).await?;
                 }
                 other if other.is_transient() => return Err(ShardError::transient(other.to_string())),
                 other => return Err(ShardError::permanent(format!("{other}. Trying again would end the same way"))),
@@ -293,6 +297,13 @@ async fn stopped(context: &ShardContext) {
         },
         None => context.stop.cancelled().await,
     }
+}
+
+/// The wait before a step is repeated after so many deadlocks. Any length up to a bound that grows: many shards that write into one
+/// index must not all come again at the same instant, and the more of them there are the longer it takes until each had its turn.
+fn spread(deadlocks: u32) -> Duration {
+    let longest_us = 20_000_u64 << deadlocks.min(6);
+    Duration::from_micros(rand::random_range(0..=longest_us))
 }
 
 async fn pause(context: &ShardContext, length: Duration) -> Result<(), ShardError> {
