@@ -6,6 +6,7 @@ mod support;
 
 use nix::sys::signal::Signal;
 use shardcron_domain::execution::Phase;
+use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::{ExecutionId, Incarnation};
 use shardcron_store::Ledger;
 use std::collections::BTreeSet;
@@ -249,30 +250,70 @@ fn h_04_a_worker_that_restarts_under_its_name_does_not_vouch_for_the_dead_one() 
     cluster.assert_exact(id, 4);
 }
 
-/// Everything is killed while a job with `overlap = "skip"` runs: nothing holds the job for ever (I-06). Ours: lost-after + 2 s
-/// after the restart, and the time that the retry takes.
+/// Everything is killed at once while two jobs with `overlap = "skip"` run, one of which has no try left: nothing holds either for ever (I-06).
+/// What was asked for while nobody lived is decided, and named what is in the way; the same request again is told that it is one. Ours: the
+/// old one has a final state and the next is accepted lost-after + 2 s after the restart; with a retry, the time that it takes, too.
 #[test]
 fn i_06_a_killed_cluster_leaves_no_lock_behind() {
+    let default = shardcron::config::Config::default().worker.lost_after.as_ms();
+    assert!(default <= 60_000, "with what people have, too: {default} ms");
     let mut cluster = Cluster::on_services();
-    cluster.apply(&exec("only", 1, "sleep 1", "overlap = \"skip\""));
-    cluster.start_all(1, 1);
-    let first = cluster.trigger("only");
-    testkit::wait_for("it to run", BOUND, || owners(&cluster, first).len() == 1);
-    let refused = cluster.json(&["trigger", "only"]);
-    assert!(refused.to_string().contains(&first.to_string()), "the one in the way is named: {refused}");
-    cluster.signal("scheduler-1", Signal::SIGKILL);
-    cluster.signal("worker-1", Signal::SIGKILL);
-    testkit::wait_for("both to be gone", BOUND, || {
+    let again = exec("again", 1, "sleep 1", "overlap = \"skip\"");
+    let never = exec("never", 1, "sleep 2", "overlap = \"skip\"").replace("attempts = 3", "attempts = 1");
+    cluster.apply(&(again + &never));
+    cluster.start_all(1, 2);
+    cluster.wait_workers(2);
+    let held = cluster.json(&["trigger", "never", "--request-id", "the-key"]);
+    let never: ExecutionId = held["execution"].as_str().unwrap().parse().unwrap();
+    let again = cluster.trigger("again");
+    testkit::wait_for("both to run", BOUND, || owners(&cluster, never).len() + owners(&cluster, again).len() == 2);
+    for (job, holder) in [("never", never), ("again", again)] {
+        let refused = cluster.json(&["trigger", job]);
+        assert_eq!(refused["execution"], holder.to_string(), "the one in the way is named: {refused}");
+    }
+    for name in ["scheduler-1", "worker-1", "worker-2"] {
+        cluster.signal(name, Signal::SIGKILL);
+    }
+    testkit::wait_for("all to be gone", BOUND, || {
         cluster.reap();
         cluster.processes.is_empty()
     });
-    cluster.start_all(1, 1);
+    let management = testkit::shared().management_of(cluster.amqp_url());
+    let meanwhile = r#"{"job":"again","request_id":"meanwhile"}"#;
+    let sent = management.publish("amq.default", "shardcron.triggers", meanwhile, &serde_json::json!({}));
+    assert!(sent.unwrap(), "nobody lives, and the message is kept");
+    cluster.start_all(1, 2);
     let began = Instant::now();
-    let row = cluster.wait_end(first, BOUND);
-    assert_eq!(row.phase, Phase::Success, "the old one has a final state");
-    assert!(began.elapsed() <= (LOST_AFTER * 2 + Duration::from_secs(6)) * slack(), "{:?}", began.elapsed());
-    let second = cluster.trigger("only");
+    // Again and again, as a person would, until one is accepted. Each one before is answered with what is in the way.
+    let second = testkit::wait_until_some("a new run to be accepted", BOUND, || {
+        let answer = cluster.json(&["trigger", "never"]);
+        let fired = answer["outcome"] == "fired";
+        assert!(fired || !answer["execution"].is_null(), "dropped without a word: {answer}");
+        fired.then(|| answer["execution"].as_str().unwrap().parse::<ExecutionId>().unwrap())
+    });
+    let took = began.elapsed();
+    println!("accepted {took:?} after the restart");
+    assert!(took <= (LOST_AFTER + Duration::from_secs(2)) * slack(), "{took:?}");
+    assert_eq!(cluster.execution(never).phase, Phase::Failed, "the old one has a final state");
+    assert_eq!(outcomes(&cluster, never), ["worker_lost"]);
     assert_eq!(cluster.wait_end(second, BOUND).phase, Phase::Success);
+    let again_end = cluster.wait_end(again, BOUND);
+    assert_eq!(again_end.phase, Phase::Success, "the one with a retry ran again");
+    assert!(began.elapsed() <= (LOST_AFTER * 2 + Duration::from_secs(6)) * slack(), "{:?}", began.elapsed());
+    let job = cluster.block_on(cluster.ledger().job("again")).unwrap().unwrap().id;
+    let asked = testkit::wait_until_some("what was asked for while nobody lived to be decided", BOUND, || {
+        cluster.block_on(cluster.ledger().decision(job, "request:meanwhile")).unwrap()
+    });
+    if asked.kind == DecisionKind::Fired {
+        assert_eq!(cluster.wait_end(asked.execution.unwrap(), BOUND).phase, Phase::Success);
+    } else {
+        assert_eq!((asked.kind, asked.execution), (DecisionKind::SkippedOverlap, Some(again)));
+    }
+    let third = cluster.trigger("again");
+    assert_eq!(cluster.wait_end(third, BOUND).phase, Phase::Success);
+    let twice = cluster.cli(&["trigger", "never", "--request-id", "the-key", "--json"]);
+    let said = String::from_utf8_lossy(&twice.stdout).into_owned();
+    assert!(said.contains(&never.to_string()), "the same key names the same run, which has ended: {said}");
 }
 
 /// A shard that waits for its retry counts as running: the instants in between are skipped and say so, and never do two attempts of

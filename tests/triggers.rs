@@ -5,6 +5,8 @@
 mod support;
 
 use serde_json::{Value, json};
+use shardcron_domain::firing::DecisionKind;
+use shardcron_store::Ledger as _;
 use std::time::{Duration, Instant};
 use support::Cluster;
 use testkit::{Management, wait_for};
@@ -167,6 +169,86 @@ fn g_07_large_ids_reach_the_handler_unchanged() {
     wait_executions(&cluster, "show", 1);
     wait_for("the handler to write", BOUND, || std::fs::read_to_string(&file).is_ok_and(|t| !t.is_empty()));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), r#"{"id":9007199254740993,"t":"2026-13-01"}"#);
+}
+
+fn params_of(cluster: &Cluster, id: &Value) -> Value {
+    let id = id.as_str().unwrap().parse().unwrap();
+    Value::Object(cluster.block_on(cluster.ledger().execution_head(id)).unwrap().unwrap().params)
+}
+
+/// What fires is known by its instant or by its request, and never by its parameters (I-07). Nothing is left out because another had the
+/// same; a request id is text, so that a number is no second spelling of it. Where parameters are compared, which is whether a job has
+/// changed, 11497 and "11497" are two, and the order of keys is none.
+#[test]
+fn i_07_parameters_leave_nothing_out_and_are_compared_by_value() {
+    let mut cluster = Cluster::on_services();
+    let tick = |cluster: &Cluster, params: &str| {
+        let file = cluster.path("tick.toml");
+        let schedule = "schedule = { cron = \"* * * * * *\" }\noverlap = \"allow\"";
+        let job = format!("[job.tick]\n{schedule}\nhandler = {{ rust = \"noop\" }}\nparams = {{ {params} }}\n");
+        std::fs::write(&file, job).unwrap();
+        cluster.json(&["jobs", "apply", &file.display().to_string()])[0]["outcome"].as_str().unwrap().to_owned()
+    };
+    let number = "id = 11497";
+    assert_eq!(tick(&cluster, number), "created");
+    assert_eq!(tick(&cluster, number), "unchanged");
+    cluster.apply("[job.demo]\nhandler = { rust = \"noop\" }\noverlap = \"allow\"\n");
+    cluster.start_all(1, 1);
+    let management = testkit::shared().management_of(cluster.amqp_url());
+    wait_for("the trigger queue", BOUND, || {
+        management.queues().is_ok_and(|q| q.contains(&"shardcron.triggers".to_owned()))
+    });
+    // Three times each: by message without an id, with ids of their own, and by hand.
+    let params = [r#"{"id":11497}"#, r#"{"id":"11497"}"#, r#"{"b":1,"a":2}"#, r#"{"a":2,"b":1}"#];
+    for (n, text) in params.iter().enumerate() {
+        let message = format!(r#"{{"job":"demo","params":{text}}}"#);
+        publish(&management, "amq.default", "shardcron.triggers", message.as_bytes());
+        let message = format!(r#"{{"job":"demo","request_id":"r{n}","params":{text}}}"#);
+        publish(&management, "amq.default", "shardcron.triggers", message.as_bytes());
+        let fields: serde_json::Map<String, Value> = serde_json::from_str(text).unwrap();
+        let words: Vec<String> = fields.iter().flat_map(|(k, v)| ["--param".to_owned(), format!("{k}={v}")]).collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let fired = cluster.json(&[&["trigger", "demo"], words.as_slice()].concat());
+        assert_eq!(fired["outcome"], "fired", "{fired}");
+    }
+    wait_executions(&cluster, "demo", 3 * params.len());
+    let demo: Vec<Value> = executions(&cluster, "demo").iter().map(|e| params_of(&cluster, &e["id"])).collect();
+    assert_eq!(demo.len(), 3 * params.len());
+    for (text, times) in params.iter().zip([3, 3, 6, 6]) {
+        let wanted: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(demo.iter().filter(|of| **of == wanted).count(), times, "{text}: {demo:?}");
+    }
+    // The same request is the same whatever its parameters; that of another spelling is another, and a number is none.
+    management.declare_queue("answers", &json!({ "durable": false, "auto_delete": true, "arguments": {} })).unwrap();
+    let ask = |payload: &str| {
+        let properties = json!({ "reply_to": "answers", "correlation_id": "c" });
+        assert!(management.publish("amq.default", "shardcron.triggers", payload, &properties).unwrap());
+        let answer =
+            testkit::wait_until_some("an answer", BOUND, || management.take_messages("answers", 1).unwrap().pop());
+        serde_json::from_str::<Value>(&answer.text()).unwrap()["outcome"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(ask(r#"{"job":"demo","request_id":"11497"}"#), "fired");
+    assert_eq!(ask(r#"{"params":{"id":"x"},"request_id":"11497","job":"demo"}"#), "duplicate");
+    assert_eq!(ask(r#"{"job":"demo","request_id":"011497"}"#), "fired");
+    assert_eq!(ask(r#"{"job":"demo","request_id":11497}"#), "rejected");
+    // Every instant of the schedule fires, whatever its parameters are by then.
+    let ticks = |n: usize| wait_executions(&cluster, "tick", n + executions(&cluster, "tick").len());
+    ticks(2);
+    for (params, outcome) in [
+        ("id = \"11497\"", "updated"),
+        ("b = 1, a = 2", "updated"),
+        ("a = 2, b = 1", "unchanged"),
+        ("a = 2, b = \"1\"", "updated"),
+    ] {
+        assert_eq!(tick(&cluster, params), outcome, "{params}");
+        ticks(2);
+    }
+    let job = cluster.block_on(cluster.ledger().job("tick")).unwrap().unwrap().id;
+    let decisions = cluster.block_on(cluster.ledger().decisions(job, 0, i64::MAX, 1_000)).unwrap();
+    for pair in decisions.windows(2) {
+        assert_eq!(pair[1].nominal_ms - pair[0].nominal_ms, 1_000, "each instant once: {pair:?}");
+    }
+    assert!(decisions.iter().all(|d| d.kind == DecisionKind::Fired), "and none is left out: {decisions:?}");
 }
 
 /// Whatever a sender puts into `message_id` names its request, and never blocks what is behind it.

@@ -7,6 +7,7 @@ use crate::output::{Out, line, table};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use shardcron_domain::JobSpec;
+use shardcron_domain::hints::hints;
 use shardcron_domain::job::check_name;
 use shardcron_domain::limits::{COMING_MAX, INSTANTS_WALKED, JOB_NAME_BYTES};
 use shardcron_domain::schedule::{Coming, coming, local_time};
@@ -28,6 +29,8 @@ struct Answer {
     coming: Vec<Coming>,
     /// What the list does not say.
     note: Option<String>,
+    /// What in the schedule is hardly ever meant: who looks at its instants should be told.
+    hints: Vec<String>,
 }
 
 pub async fn run(target: &Path, from: Option<&str>, count: usize, (config, out): (&Config, Out)) -> Result<ExitCode> {
@@ -55,8 +58,12 @@ async fn jobs_of(target: &Path, config: &Config) -> Result<Vec<JobSpec>> {
 
 fn answer(spec: JobSpec, from_ms: i64, count: usize) -> Result<Answer> {
     let of_job = || format!("job '{}'", spec.name);
+    // Whether other keys stand in a file is nothing that is asked here.
+    let hints = hints(&spec, from_ms, &|_| false).into_iter().map(|hint| format!("{}: {}", hint.key, hint.message));
+    let hints = hints.collect();
     let Some(schedule) = spec.compiled_schedule().with_context(of_job)? else {
-        return Ok(Answer { spec, coming: Vec::new(), note: Some("no schedule: it is fired by hand".into()) });
+        let note = Some("no schedule: it is fired by hand".into());
+        return Ok(Answer { spec, coming: Vec::new(), note, hints });
     };
     let (coming, given_up) = coming(&schedule, from_ms, count).with_context(of_job)?;
     let delay = spec.schedule.as_ref().and_then(|schedule| schedule.delay);
@@ -66,7 +73,7 @@ fn answer(spec: JobSpec, from_ms: i64, count: usize) -> Result<Answer> {
         None if coming.is_empty() => Some("never".into()),
         None => None,
     };
-    Ok(Answer { spec, coming, note })
+    Ok(Answer { spec, coming, note, hints })
 }
 
 fn zone(spec: &JobSpec) -> &str {
@@ -96,7 +103,7 @@ fn value(answer: &Answer) -> Value {
             })),
         }
     }
-    json!({ "job": answer.spec.name, "zone": zone(&answer.spec), "next": next, "marks": marks, "note": answer.note })
+    json!({ "job": answer.spec.name, "zone": zone(&answer.spec), "next": next, "marks": marks, "note": answer.note, "hints": answer.hints })
 }
 
 fn print(answer: &Answer) {
@@ -122,5 +129,8 @@ fn print(answer: &Answer) {
     }
     if let Some(note) = &answer.note {
         line(&format!("  {note}"));
+    }
+    for hint in &answer.hints {
+        line(&format!("  hint: {hint}"));
     }
 }
