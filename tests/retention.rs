@@ -10,58 +10,90 @@ use support::{Cluster, slack};
 
 const BOUND: Duration = Duration::from_secs(60);
 const JOBS: usize = 50;
-const OLD: i64 = 50_000;
+/// Executions that are written at once.
+const ROUND: i64 = 100_000;
 
-/// 50,000 executions that ended long ago, with their shards, results and decisions.
-fn fill(cluster: &Cluster) {
+/// So many times 100,000 executions of the first job that ended in the year 2020, with their shards, results and decisions, and as many young
+/// ones as are said; gives the count of the old ones.
+fn fill(cluster: &Cluster, old: i64, young: i64) -> i64 {
     let ledger = cluster.ledger();
     let run = |text: &str| cluster.block_on(ledger.execute_script(text)).unwrap();
     run("CREATE TABLE digits (d INT NOT NULL); INSERT INTO digits VALUES (0),(1),(2),(3),(4),(5),(6),(7),(8),(9)");
     run("CREATE TABLE numbers (n INT NOT NULL PRIMARY KEY)");
     run("INSERT INTO numbers SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d \
-         FROM digits a, digits b, digits c, digits e, digits f WHERE f.d < 5");
-    // In the year 2020, a second apart; an id begins with its instant.
-    let instant = "(1577836800000 + n * 1000)";
-    let id = format!("CONCAT(UNHEX(LPAD(HEX({instant}), 12, '0')), UNHEX(LPAD(HEX(n), 20, '0')))");
-    run(&format!(
-        "INSERT INTO executions (id, job_id, version, fire_key, state, tier, nominal_ms, fired_ms, ended_ms, epoch, plan, params, \
-         shards_total, materialized, dispatched, succeeded) SELECT {id}, 1, 1, CONCAT('old-', n), 1, 'core', {instant}, {instant}, \
-         {instant}, 1, '{{}}', '{{}}', 1, 1, 1, 1 FROM numbers"
-    ));
-    run(&format!("INSERT INTO shards (execution_id, shard_index, state) SELECT {id}, 0, 2 FROM numbers"));
-    run(&format!(
-        "INSERT INTO results (execution_id, shard_index, attempt, owner, started_ms, ended_ms) \
-         SELECT {id}, 0, 1, UNHEX(REPEAT('00', 16)), {instant}, {instant} FROM numbers"
-    ));
-    run(&format!(
-        "INSERT INTO decisions (job_id, fire_key, nominal_ms, kind, decided_ms, epoch, execution_id) \
-         SELECT 1, CONCAT('old-', n), {instant}, 0, {instant}, 1, {id} FROM numbers"
-    ));
+         FROM digits a, digits b, digits c, digits e, digits f");
+    for round in 0..old + young {
+        let n = format!("(n + {})", round * ROUND);
+        // Some milliseconds apart, so that all of them are in that year, or yesterday; an id begins with its instant.
+        let instant = match round < old {
+            true => format!("(1577836800000 + {n} * 10)"),
+            false => format!("(CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000 - 86400000 + n * 10)"),
+        };
+        let id = format!("CONCAT(UNHEX(LPAD(HEX({instant}), 12, '0')), UNHEX(LPAD(HEX({n}), 20, '0')))");
+        run(&format!(
+            "INSERT INTO executions (id, job_id, version, fire_key, state, tier, nominal_ms, fired_ms, ended_ms, epoch, plan, params, \
+             shards_total, materialized, dispatched, succeeded) SELECT {id}, 1, 1, CONCAT('old-', {n}), 1, 'core', {instant}, {instant}, \
+             {instant}, 1, '{{}}', '{{}}', 1, 1, 1, 1 FROM numbers"
+        ));
+        run(&format!("INSERT INTO shards (execution_id, shard_index, state) SELECT {id}, 0, 2 FROM numbers"));
+        run(&format!(
+            "INSERT INTO results (execution_id, shard_index, attempt, owner, started_ms, ended_ms) \
+             SELECT {id}, 0, 1, UNHEX(REPEAT('00', 16)), {instant}, {instant} FROM numbers"
+        ));
+        run(&format!(
+            "INSERT INTO decisions (job_id, fire_key, nominal_ms, kind, decided_ms, epoch, execution_id) \
+             SELECT 1, CONCAT('old-', {n}), {instant}, 0, {instant}, 1, {id} FROM numbers"
+        ));
+    }
+    old * ROUND
 }
 
-/// Fifty jobs that fire each second stay on time while 200,000 rows are deleted (B-06). Ours: that many instead of two million, so
-/// that the test is short (with 800,000 it is the same); the 99th percentile of lateness stays below a second.
+/// Fifty jobs that fire each second stay on time while 400,000 rows are deleted, in statements of 5,000 rows and 200 ms at most, and the job
+/// that most of them are of, with its 100,000 executions, is deleted in less than two seconds (B-06). Ours: that many rows instead of two
+/// million, so that the test is short; the next one has the case's own.
 #[test]
-fn b_06_deleting_200_000_rows_makes_no_firing_late() {
+fn b_06_deleting_400_000_rows_makes_no_firing_late() {
+    deleting_makes_no_firing_late(1, 0);
+}
+
+/// The case's own size: of 2,000,000 executions with as many shards, results and decisions, 1,900,000 go.
+#[test]
+#[ignore = "takes minutes, most of them for writing the rows"]
+fn b_06_deleting_1_900_000_executions_makes_no_firing_late() {
+    deleting_makes_no_firing_late(19, 1);
+}
+
+fn deleting_makes_no_firing_late(old: i64, young: i64) {
     let mut cluster = Cluster::on_services();
-    let mut jobs = String::new();
+    let mut jobs = String::from("[job.history]\nhandler = { rust = \"noop\" }\n");
     for n in 0..JOBS {
         let schedule = "schedule = { cron = \"* * * * * *\" }\noverlap = \"allow\"";
         writeln!(jobs, "[job.tick-{n:02}]\n{schedule}\nhandler = {{ rust = \"noop\" }}").unwrap();
     }
     cluster.apply(&jobs);
-    fill(&cluster);
+    assert_eq!(cluster.number("SELECT id FROM jobs WHERE name = 'history'"), 1);
+    let old = fill(&cluster, old, young);
     cluster.start_all(1, 1);
     let firings =
         "SELECT COUNT(*) FROM executions WHERE epoch > 0 AND fire_key NOT LIKE 'old-%' AND fired_ms - nominal_ms < 900";
     testkit::wait_for("firings on time", BOUND, || cluster.number(firings) > JOBS as i64 * 2);
     let since = cluster.number("SELECT MAX(nominal_ms) FROM executions");
     let began = Instant::now();
+    let deleted = cluster.cli(&["jobs", "delete", "history"]);
+    let took = began.elapsed();
+    assert!(deleted.status.success(), "{}", String::from_utf8_lossy(&deleted.stderr));
+    println!("a job of {old} executions deleted in {took:?}");
+    assert!(took < Duration::from_secs(2) * slack(), "{took:?}");
+    let began = Instant::now();
     let pruned = cluster.json(&["prune"]);
     println!("{pruned} in {:?}", began.elapsed());
-    assert_eq!(pruned["executions"], OLD);
-    assert_eq!(pruned["decisions"], OLD);
-    assert_eq!(pruned["rows"], OLD * 4);
+    assert_eq!(pruned["executions"], old);
+    assert_eq!(pruned["decisions"], old);
+    assert_eq!(pruned["rows"], old * 4);
+    // Of each statement that deleted something, measured where it was sent.
+    let of = |what: &str| pruned[what].as_i64().unwrap();
+    assert!((1..=5_000).contains(&of("most_rows")), "{pruned}");
+    assert!(of("longest_ms") < 200 * i64::from(slack()), "{pruned}");
     testkit::wait_for("some firings after it", BOUND, || {
         cluster.number(&format!("SELECT COUNT(DISTINCT nominal_ms) FROM executions WHERE nominal_ms > {since}")) >= 5
     });

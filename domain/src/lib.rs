@@ -39,6 +39,7 @@ pub mod once;
 pub mod output;
 pub mod overlap;
 pub mod override_plan;
+pub mod pace;
 pub mod plan;
 pub mod planning;
 pub mod program;

@@ -70,6 +70,11 @@ pub const TIERS_MAX: usize = 16;
 pub const STALL_TIMEOUT_MIN_MS: u64 = 1_000;
 /// Rows that one statement of retention deletes at most: a lock on them lasts for some tens of milliseconds then.
 pub const PRUNE_ROWS: u64 = 5_000;
+/// Rows that the first statement at a table deletes, of which nobody knows yet how long they take.
+pub const PRUNE_ROWS_FIRST: u64 = 500;
+/// How long a statement of retention should take: a fourth of the 200 ms that nobody may be kept waiting (case B-06), since the next one may
+/// meet slower rows.
+pub const PRUNE_STATEMENT_MS: u64 = 50;
 /// How often a part that is away and can be done without is asked again. Bounds how late its return is noticed.
 pub const CIRCUIT_PROBE_MS: u64 = 1_000;
 /// A part that fails again within this time of its return has not really returned.

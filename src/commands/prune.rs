@@ -29,11 +29,12 @@ pub async fn run(config: Config, out: Out) -> Result<ExitCode> {
             return;
         }
         line(&format!(
-            "deleted {}, {} and {} ({})",
+            "deleted {}, {} and {} ({}; the slowest statement took {} ms)",
             counted(all.executions, "execution"),
             counted(all.decisions, "decision"),
             counted(all.dead_letters, "dead letter"),
-            counted(all.rows, "row")
+            counted(all.rows, "row"),
+            all.longest_ms
         ));
     });
     Ok(ExitCode::SUCCESS)

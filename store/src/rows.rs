@@ -569,6 +569,10 @@ pub struct Pruned {
     pub dead_letters: u64,
     /// Requests to fill in past instants.
     pub backfills: u64,
+    /// The most rows that one statement deleted.
+    pub most_rows: u64,
+    /// How long the slowest of the statements that deleted rows took, in milliseconds. As long it may have kept locks that others wait for.
+    pub longest_ms: u64,
 }
 
 impl std::ops::AddAssign for Pruned {
@@ -578,5 +582,7 @@ impl std::ops::AddAssign for Pruned {
         self.decisions += more.decisions;
         self.dead_letters += more.dead_letters;
         self.backfills += more.backfills;
+        self.most_rows = self.most_rows.max(more.most_rows);
+        self.longest_ms = self.longest_ms.max(more.longest_ms);
     }
 }

@@ -16,6 +16,7 @@ use shardcron_store::*;
 conformance!(
     b_06_what_is_old_enough_goes_and_nothing_else,
     b_06_a_large_execution_goes_in_bounded_steps,
+    b_06_rows_that_hold_a_lot_go_in_short_statements,
     what_is_half_deleted_never_runs_again,
     a_retry_races_with_the_retention_and_loses_no_shard,
     b_06_a_job_of_100_000_runs_is_deleted_at_once
@@ -126,6 +127,37 @@ async fn b_06_a_large_execution_goes_in_bounded_steps(world: World) {
     assert_eq!(count(ledger, "decisions").await, 1, "its decision is younger than 90 days");
 }
 
+/// The bound holds for a machine that has time; where more runs than there are processors, everything waits for its turn.
+fn slack() -> u64 {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap();
+    let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
+    let processors = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
+    (load / processors).clamp(1.0, 8.0).round() as u64
+}
+
+/// Output of 32 KiB for each of 4,000 shards: the locks of a statement must last no longer than where rows are small.
+async fn b_06_rows_that_hold_a_lot_go_in_short_statements(world: World) {
+    let ledger = &world.ledger;
+    let shards = 4_000;
+    ended(ledger, T0, shards, true).await;
+    let body = match ledger.dialect_name() {
+        "mysql" => "REPEAT('x', 32768)",
+        _ => "zeroblob(32768)",
+    };
+    let fill = format!(
+        "INSERT INTO output_chunks (execution_id, shard_index, attempt, seq, at_ms, stream, position, body) \
+         SELECT execution_id, shard_index, 1, 0, {T0}, 0, 0, {body} FROM shards"
+    );
+    ledger.execute_script(&fill).await.unwrap();
+    let now = T0 + 31 * DAY;
+    let before = PruneBefore { success_ms: now - 30 * DAY, failed_ms: now - 90 * DAY, decisions_ms: now - 90 * DAY };
+    let began = std::time::Instant::now();
+    let pruned = prune(ledger, &before).await;
+    println!("{}: {pruned:?} in {:?}", ledger.dialect_name(), began.elapsed());
+    assert_eq!((pruned.executions, pruned.rows), (1, 3 * u64::from(shards) + 1));
+    assert!(pruned.longest_ms < 200 * slack(), "{pruned:?}");
+}
+
 fn retry(execution: ExecutionId) -> Reopen {
     Reopen { execution, shards: ReopenShards::Failed { from: 0 }, who: "ops".into(), reason: None }
 }
@@ -149,7 +181,7 @@ async fn what_is_half_deleted_never_runs_again(world: World) {
     let before = PruneBefore { success_ms: now - 30 * DAY, failed_ms: now - 90 * DAY, decisions_ms: now - 90 * DAY };
     let mut cursor = PruneCursor::default();
     let first = ledger.prune(&before, &mut cursor).await.unwrap();
-    assert!(first.rows >= PRUNE_ROWS && first.executions == 0, "the first step leaves it half deleted: {first:?}");
+    assert!(first.rows > 0 && first.executions == 0, "the first step leaves it half deleted: {first:?}");
     assert_eq!(ledger.reopen(&retry(id), now).await.unwrap(), Err(Refused::Deleting(id)));
     assert!(ledger.reopenings(id).await.unwrap().is_empty(), "a refusal writes nothing");
     // The process ends here. Another one, with a retention of a year.

@@ -83,6 +83,7 @@ async fn pass(ports: &Ports, options: &RetentionOptions, term: &Term) {
             executions = all.executions,
             decisions = all.decisions,
             dead_letters = all.dead_letters,
+            longest_ms = all.longest_ms,
             "retention deleted what is old enough"
         );
     }

@@ -61,6 +61,7 @@ impl Default for SqlOptions {
 pub struct SqlLedger {
     db: Db,
     clock: ServerClock,
+    paces: ledger::Paces,
 }
 
 /// Gives the time in milliseconds UTC.
@@ -100,7 +101,11 @@ impl SqlLedger {
         } else {
             Err(Fault::invalid("the ledger's URL must begin with mysql:// or sqlite://"))
         };
-        Ok(SqlLedger { db: db.map_err(Fault::into_store_error)?, clock: ServerClock::Database })
+        Ok(SqlLedger {
+            db: db.map_err(Fault::into_store_error)?,
+            clock: ServerClock::Database,
+            paces: ledger::Paces::default(),
+        })
     }
 
     /// The same with a clock of the caller in the place of the database's, for simulations.

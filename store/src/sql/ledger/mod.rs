@@ -33,6 +33,8 @@ mod takeover;
 mod triggers;
 mod waiting;
 
+pub(super) use prune::Paces;
+
 /// What the inbox of another database does the same way.
 pub(super) mod shared {
     pub(in crate::sql) use super::rows::{checkpoint_from, checkpoint_text};

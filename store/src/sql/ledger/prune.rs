@@ -1,5 +1,6 @@
 //! Retention: deletes what has ended long enough ago, in bounded statements that stand alone. An execution is marked before the first of
 //! its rows goes, so that nobody sends its shards back meanwhile, and goes last itself, so that a pass that is interrupted finds the mark.
+//! How many rows a statement takes is learnt for each table (`domain/src/pace.rs`), so that none keeps its locks for long.
 
 use super::rows::{execution_phase, unsigned};
 use crate::rows::{PruneBefore, PruneCursor, Pruned};
@@ -11,6 +12,10 @@ use shardcron_domain::ExecutionId;
 use shardcron_domain::execution::Phase;
 use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::limits::PRUNE_ROWS;
+use shardcron_domain::pace::Pace;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// Executions that one look passes over.
 const LOOK: usize = 2_000;
@@ -29,14 +34,26 @@ const PARTS: [(&str, &str); 11] = [
     ("shards", "execution_id, shard_index"),
 ];
 
-/// Deletes rows of a table by a condition, as many as one statement may. MySQL's DELETE takes a LIMIT; SQLite's takes a list of keys.
-fn delete_some(dialect: Dialect, table: &str, key: &str, condition: &str) -> String {
+/// Deletes rows of a table by a condition, so many at most. MySQL's DELETE takes a LIMIT; SQLite's takes a list of keys.
+fn delete_some(dialect: Dialect, (table, key): (&str, &str), condition: &str, rows: u64) -> String {
     match dialect {
-        Dialect::MySql => format!("DELETE FROM {table} WHERE {condition} LIMIT {PRUNE_ROWS}"),
-        Dialect::Sqlite => format!(
-            "DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {condition} LIMIT {PRUNE_ROWS})"
-        ),
+        Dialect::MySql => format!("DELETE FROM {table} WHERE {condition} LIMIT {rows}"),
+        Dialect::Sqlite => {
+            format!("DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {condition} LIMIT {rows})")
+        }
     }
+}
+
+/// The paces of the tables, learnt while the process lives.
+pub(in crate::sql) type Paces = Arc<Mutex<BTreeMap<&'static str, Pace>>>;
+
+/// What a statement left of what it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// As far as this statement could see, nothing.
+    Nothing,
+    /// It deleted as many rows as it might; there may be more.
+    Perhaps,
 }
 
 /// The smallest id that an execution of this instant can have: ids begin with their milliseconds.
@@ -47,6 +64,27 @@ fn first_id_of(ms: i64) -> ExecutionId {
 }
 
 impl SqlLedger {
+    fn pace(&self, table: &'static str) -> Pace {
+        self.paces.lock().unwrap_or_else(PoisonError::into_inner).get(table).copied().unwrap_or_default()
+    }
+
+    /// Deletes some rows of a table, at its pace, and notes what it took.
+    async fn delete(&self, pruned: &mut Pruned, of: (&'static str, &str), condition: &str) -> Outcome<Left> {
+        let pace = self.pace(of.0);
+        let statement = delete_some(self.db.dialect(), of, condition, pace.rows());
+        let began = Instant::now();
+        let gone = self.db.raw(&statement).await?;
+        let took = began.elapsed();
+        if gone == 0 {
+            return Ok(Left::Nothing);
+        }
+        let of_this = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        *pruned += Pruned { rows: gone, most_rows: gone, longest_ms: of_this, ..Pruned::default() };
+        let next = pace.after(gone, u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        self.paces.lock().unwrap_or_else(PoisonError::into_inner).insert(of.0, next);
+        Ok(if gone < pace.rows() { Left::Nothing } else { Left::Perhaps })
+    }
+
     pub(super) async fn prune_some(&self, before: &PruneBefore, cursor: PruneCursor) -> Outcome<(Pruned, PruneCursor)> {
         match cursor {
             PruneCursor::Executions { after } => self.prune_executions(before, after).await,
@@ -74,19 +112,17 @@ impl SqlLedger {
         let list = id_list(marked.iter().map(ExecutionId::as_bytes));
         let condition = format!("execution_id IN ({list})");
         let mut pruned = Pruned::default();
-        for (table, key) in PARTS {
-            let gone = self.db.raw(&delete_some(self.db.dialect(), table, key, &condition)).await?;
-            pruned.rows += gone;
-            if gone >= PRUNE_ROWS {
-                // There is more of it. The marks tell the next step.
-                let seen = if let PruneCursor::Executions { after } = next { after } else { after };
+        // There is more of it: the marks tell the next step.
+        let seen = if let PruneCursor::Executions { after } = next { after } else { after };
+        for of in PARTS {
+            if self.delete(&mut pruned, of, &condition).await? == Left::Perhaps {
                 return Ok((pruned, PruneCursor::Executions { after: seen }));
             }
         }
-        let gone = self.db.raw(&format!("DELETE FROM executions WHERE id IN ({list})")).await?;
-        pruned.rows += gone;
-        pruned.executions = gone;
-        Ok((pruned, next))
+        let before = pruned.rows;
+        let left = self.delete(&mut pruned, ("executions", "id"), &format!("id IN ({list})")).await?;
+        pruned.executions = pruned.rows - before;
+        Ok((pruned, if left == Left::Perhaps { PruneCursor::Executions { after: seen } } else { next }))
     }
 
     /// Those whose deletion has begun: by the step before this one, by one that was interrupted, or by another process. They go whatever the
@@ -170,15 +206,13 @@ impl SqlLedger {
                 "job_id = {id} AND nominal_ms < {limit} AND decided_ms < {limit} AND kind <> {}",
                 DecisionKind::Waiting.code()
             );
-            let gone =
-                self.db.raw(&delete_some(self.db.dialect(), "decisions", "job_id, fire_key", &condition)).await?;
-            if gone > 0 {
-                // A full batch: there may be more of this job.
-                let job = if gone >= PRUNE_ROWS { id - 1 } else { id };
-                return Ok((
-                    Pruned { rows: gone, decisions: gone, ..Pruned::default() },
-                    PruneCursor::Decisions { job },
-                ));
+            let mut pruned = Pruned::default();
+            let left = self.delete(&mut pruned, ("decisions", "job_id, fire_key"), &condition).await?;
+            if pruned.rows > 0 {
+                pruned.decisions = pruned.rows;
+                // There may be more of this job.
+                let job = if left == Left::Perhaps { id - 1 } else { id };
+                return Ok((pruned, PruneCursor::Decisions { job }));
             }
         }
         match rows.last() {
@@ -200,9 +234,12 @@ impl SqlLedger {
         if old.is_empty() {
             return Ok((Pruned::default(), PruneCursor::Backfills));
         }
-        let gone = self.db.raw(&format!("DELETE FROM dead_letters WHERE id IN ({})", number_list(&old))).await?;
-        let next = if old.len() as u64 >= PRUNE_ROWS { PruneCursor::DeadLetters } else { PruneCursor::Backfills };
-        Ok((Pruned { rows: gone, dead_letters: gone, ..Pruned::default() }, next))
+        let mut pruned = Pruned::default();
+        let condition = format!("id IN ({})", number_list(&old));
+        let left = self.delete(&mut pruned, ("dead_letters", "id"), &condition).await?;
+        pruned.dead_letters = pruned.rows;
+        let more = left == Left::Perhaps || old.len() as u64 >= PRUNE_ROWS;
+        Ok((pruned, if more { PruneCursor::DeadLetters } else { PruneCursor::Backfills }))
     }
 
     /// Requests to fill in past instants, as long as decisions after all their instants have had their turn.
@@ -211,9 +248,9 @@ impl SqlLedger {
             "at_ms < {} AND NOT EXISTS (SELECT 1 FROM waiting w WHERE w.job_id = backfills.job_id AND w.batch = backfills.request_id)",
             before.decisions_ms
         );
-        let sql = delete_some(self.db.dialect(), "backfills", "job_id, request_id", &condition);
-        let gone = self.db.raw(&sql).await?;
-        let next = if gone >= PRUNE_ROWS { PruneCursor::Backfills } else { PruneCursor::Done };
-        Ok((Pruned { rows: gone, backfills: gone, ..Pruned::default() }, next))
+        let mut pruned = Pruned::default();
+        let left = self.delete(&mut pruned, ("backfills", "job_id, request_id"), &condition).await?;
+        pruned.backfills = pruned.rows;
+        Ok((pruned, if left == Left::Perhaps { PruneCursor::Backfills } else { PruneCursor::Done }))
     }
 }
