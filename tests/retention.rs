@@ -22,12 +22,14 @@ fn fill(cluster: &Cluster, old: i64, young: i64) -> i64 {
     run("CREATE TABLE numbers (n INT NOT NULL PRIMARY KEY)");
     run("INSERT INTO numbers SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d \
          FROM digits a, digits b, digits c, digits e, digits f");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let yesterday = now.as_millis() - 86_400_000;
     for round in 0..old + young {
         let n = format!("(n + {})", round * ROUND);
         // Some milliseconds apart, so that all of them are in that year, or yesterday; an id begins with its instant.
         let instant = match round < old {
             true => format!("(1577836800000 + {n} * 10)"),
-            false => format!("(CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000 - 86400000 + n * 10)"),
+            false => format!("({yesterday} + n * 10)"),
         };
         let id = format!("CONCAT(UNHEX(LPAD(HEX({instant}), 12, '0')), UNHEX(LPAD(HEX({n}), 20, '0')))");
         run(&format!(
@@ -106,6 +108,8 @@ fn deleting_makes_no_firing_late(old: i64, young: i64) {
     assert!(late < 1_000 * i64::from(slack()), "p99 of {count} firings: {late} ms");
     let old = "SELECT COUNT(*) FROM shards s LEFT JOIN executions e ON e.id = s.execution_id WHERE e.id IS NULL";
     assert_eq!(cluster.number(old), 0, "nothing is left behind");
+    let kept = cluster.number("SELECT COUNT(*) FROM executions WHERE job_id = 1");
+    assert_eq!(kept, young * ROUND, "and nothing else is gone");
 }
 
 /// The leader does it by itself.

@@ -89,6 +89,23 @@ impl ShardHandler for Records {
     }
 }
 
+/// A result of 20 MiB, or a failure with as long a sentence, behind 5 MiB of log.
+struct Huge;
+
+#[async_trait]
+impl ShardHandler for Huge {
+    async fn run(&self, context: ShardContext) -> Result<ShardOutput, ShardError> {
+        for _ in 0..5 {
+            context.log("l".repeat(1 << 20));
+        }
+        let text = "\"r\"".repeat((20 << 20) / 3);
+        if context.params.contains_key("fail") {
+            return Err(ShardError::permanent(text));
+        }
+        Ok(ShardOutput { rows: Some(7), summary: Some(serde_json::json!({ "text": text })), committed: false })
+    }
+}
+
 async fn note(tx: &mut shardcron_sdk::Transaction<'_>, key: &[u8]) -> Result<(), ShardError> {
     let attempt = tx.context().attempt.attempt;
     tx.execute("INSERT INTO sink (record_key, attempt) VALUES (?, ?)", &values![key, attempt]).await?;
@@ -100,8 +117,8 @@ async fn note(tx: &mut shardcron_sdk::Transaction<'_>, key: &[u8]) -> Result<(),
 #[ignore = "the worker of the other tests"]
 fn the_worker_program() {
     let arguments = ["shardcron", "worker"].map(std::ffi::OsString::from);
-    let registry =
-        Registry::default().with("reconcile", example::Reconcile).with("bare", Bare).with("records", Records);
+    let registry = Registry::default().with("reconcile", example::Reconcile).with("bare", Bare);
+    let registry = registry.with("records", Records).with("huge", Huge);
     let _ = shardcron::run_with(arguments, registry);
 }
 
@@ -266,4 +283,92 @@ fn c_01_c_02_records_fail_alone_and_the_limit_stops_the_shard() {
     assert_eq!(before, 11, "what was done before, 12 to 15 of the batch that 11 stopped among it, is not done again");
     let skipped = "SELECT COUNT(*) FROM sink WHERE record_key IN ('2', '3', '7')";
     assert_eq!(cluster.number(skipped), 0, "what was skipped is never tried again");
+}
+
+/// A server that takes 1 MB at a time, programs that print 5 MiB and results of 20 MiB: each run keeps its real end, what is kept of it is cut
+/// to the limits of the README and says so, and no connection is lost by it (B-02).
+#[test]
+fn b_02_what_is_larger_than_a_packet_ends_as_it_ended() {
+    let server = testkit::Sql::start().unwrap();
+    server.execute("SET GLOBAL max_allowed_packet = 1048576").unwrap();
+    let services = testkit::shared();
+    let redis = services.redis_url().to_owned();
+    let mut cluster = Cluster::on(&server.url(), Some(services.fresh_vhost()), Some(redis));
+    let many = |letter: char| format!("head -c 5242880 /dev/zero | tr '\\0' {letter}");
+    let huge =
+        "printf '{\"shardcron\":\"result\",\"summary\":\"'; head -c 20971520 /dev/zero | tr '\\0' y; printf '\"}\\n'";
+    let programs =
+        [("loud", many('o')), ("bad", format!("{}; {} >&2; exit 3", many('o'), many('e'))), ("line", huge.to_owned())];
+    let mut jobs = String::new();
+    for (name, script) in &programs {
+        jobs += &format!(
+            "[job.{name}]\nhandler = {{ exec = [\"sh\", \"-c\", {}] }}\nretry = {{ attempts = 1 }}\n",
+            serde_json::json!(script)
+        );
+    }
+    jobs += "[job.huge]\nhandler = { rust = \"huge\" }\n";
+    jobs += "[job.sorry]\nhandler = { rust = \"huge\" }\nparams = { fail = 1 }\n";
+    cluster.apply(&jobs);
+    let lost = |server: &testkit::Sql| {
+        let row = server.execute("SHOW GLOBAL STATUS LIKE 'Aborted_clients'").unwrap();
+        row.split_whitespace().last().unwrap().parse::<u64>().unwrap()
+    };
+    cluster.start("scheduler", "scheduler-1");
+    start_worker(&mut cluster, "worker-1");
+    cluster.wait_log("worker-1", "worker runs", BOUND);
+    cluster.wait_log("scheduler-1", "jobs loaded", BOUND);
+    let before = lost(&server);
+    // Not by commands: each of those ends without a word to the server, which counts it as lost.
+    let management = services.management_of(cluster.amqp_url());
+    let all = ["loud", "bad", "line", "huge", "sorry"].map(|job| {
+        testkit::wait_until_some("RabbitMQ to take a trigger", BOUND, || {
+            let sent = management.publish("amq.default", "shardcron.triggers", job, &serde_json::json!({}));
+            sent.ok().filter(|routed| *routed)
+        });
+        let of = testkit::wait_until_some("its execution", BOUND, || {
+            cluster.block_on(cluster.ledger().executions(Some(job), None, 1)).unwrap().pop()
+        });
+        (job, of.id)
+    });
+    let of = |job: &str| all.iter().find(|(name, _)| *name == job).unwrap().1;
+    for (job, id) in all {
+        let wanted = if ["bad", "sorry"].contains(&job) { Phase::Failed } else { Phase::Success };
+        assert_eq!(cluster.wait_end(id, BOUND).phase, wanted, "{job}");
+    }
+    let attempt = |job: &str| {
+        let mut all = cluster.block_on(cluster.ledger().attempts(of(job), 10)).unwrap();
+        assert_eq!(all.len(), 1, "{job}: none was tried again: {all:?}");
+        all.remove(0)
+    };
+    let result = |job: &str| -> serde_json::Value {
+        let text = attempt(job).message.unwrap();
+        assert!(text.len() <= 64 << 10, "{job}: {} bytes", text.len());
+        serde_json::from_str(&text).unwrap()
+    };
+    let loud = result("loud");
+    assert_eq!(
+        (&loud["truncated"], &loud["exit_code"], &loud["stdout_bytes"]),
+        (&true.into(), &0.into(), &(5 << 20).into())
+    );
+    assert_eq!(result("line")["truncated"], true, "a line that is too long for a message is output");
+    let huge = result("huge");
+    assert!(huge["truncated"] == true && huge["bytes"].as_u64().unwrap() > 20 << 20, "{huge}");
+    assert!(huge["beginning"].as_str().unwrap().starts_with("{\"text\":"), "{huge}");
+    let (bad, sorry) = (attempt("bad").message.unwrap(), attempt("sorry").message.unwrap());
+    assert!(bad.contains("exit code 3") && bad.len() <= 4 << 10, "{bad}");
+    assert!(sorry.contains("[truncated, ") && sorry.len() <= 4 << 10, "{}", sorry.len());
+    assert_eq!(lost(&server), before, "the server lost no client");
+    for job in ["loud", "bad", "line", "huge"] {
+        let output = cluster.cli(&["logs", &of(job).to_string()]);
+        assert!(output.stdout.len() < (1 << 20) + 1_000, "{job}: {} bytes are kept", output.stdout.len());
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(text.contains(" bytes"), "{job}: what was cut is said: {}", &text[text.len() - 200..]);
+    }
+    for name in ["scheduler-1", "worker-1"] {
+        let log = cluster.log(name);
+        assert!(
+            !log.contains("ledger_away") && !log.contains("gone away") && !log.contains("run again"),
+            "{name}: {log}"
+        );
+    }
 }
