@@ -232,6 +232,80 @@ fn i_09_a_star_for_the_minute_is_taken_and_told() {
     assert!(!said(&["jobs", "next", &once]).contains("hint"), "what is meant gets none");
 }
 
+/// A server whose tables have the row format of old ones unless a statement says otherwise, and three processes that migrate at once: all end
+/// well, each step is there once, none of the indexes is too long, and nothing at all happens the second time. Who comes while one migrates
+/// waits (B-04). The versions of the case: a server that says that it is MySQL 5.7 is refused in words before anything is made; the others
+/// are those that the test is run with.
+#[test]
+fn b_04_three_processes_migrate_whatever_the_row_format() {
+    let server = testkit::Sql::start_with(&["--innodb-default-row-format=compact"]).unwrap();
+    let mut cluster = Cluster::embedded();
+    let migrate = |cluster: &Cluster| {
+        std::thread::scope(|scope| {
+            let three = [(); 3].map(|()| scope.spawn(|| cluster.cli(&["migrate"])));
+            for output in three.map(|process| process.join().unwrap()) {
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            }
+        });
+    };
+    cluster.set("SHARDCRON_LEDGER_URL", &server.create_database("fresh").unwrap());
+    migrate(&cluster);
+    let tables = "SELECT table_name, row_format, create_time FROM information_schema.tables WHERE table_schema = 'fresh' ORDER BY 1";
+    let steps = "SELECT version, installed_on, success, HEX(checksum) FROM fresh.shardcron_migrations ORDER BY 1";
+    let (made, done) = (server.execute(tables).unwrap(), server.execute(steps).unwrap());
+    let compact: Vec<&str> = made.lines().filter(|line| !line.contains("\tDynamic\t")).collect();
+    assert!(compact.len() == 1 && compact[0].starts_with("shardcron_migrations\tCompact"), "{compact:?}");
+    let versions: Vec<&str> = done.lines().map(|line| line.split('\t').next().unwrap()).collect();
+    let mut once = versions.clone();
+    once.dedup();
+    assert!(versions == once && versions.len() >= 11, "each step once: {versions:?}");
+    migrate(&cluster);
+    assert_eq!(
+        (server.execute(tables).unwrap(), server.execute(steps).unwrap()),
+        (made, done),
+        "nothing happens again"
+    );
+
+    // One that migrates, for as long as this connection has its lock.
+    let url = server.create_database("waited").unwrap();
+    cluster.set("SHARDCRON_LEDGER_URL", &url);
+    let one = shardcron_store::sql::SqlOptions { max_connections: 1, ..Default::default() };
+    let other = cluster.block_on(shardcron_store::sql::SqlLedger::connect(&url, one)).unwrap();
+    let ask = |text: &str| cluster.block_on(other.query(text, &[])).unwrap();
+    ask("SELECT GET_LOCK('shardcron:waited', 0)");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| cluster.cli(&["migrate"]));
+        let waits = "SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User lock'";
+        wait_for("a process that waits", BOUND, || server.execute(waits).unwrap() == "1");
+        let made = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = 'waited'";
+        assert_eq!(server.execute(made).unwrap(), "0", "it makes nothing meanwhile");
+        ask("SELECT RELEASE_LOCK('shardcron:waited')");
+        let output = waiting.join().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_ne!(server.execute(made).unwrap(), "0");
+    });
+}
+
+/// A server that is too old, as this one says of itself, is refused in a sentence by whoever would migrate it, and left as it is (B-04).
+#[test]
+fn b_04_a_server_that_is_too_old_is_refused_before_anything_is_made() {
+    // MySQL prints its version and ends if it is given one.
+    if !testkit::execute_at(testkit::shared().sql_url(), "SELECT VERSION()").unwrap().contains("MariaDB") {
+        return;
+    }
+    let old = testkit::Sql::start_with(&["--version=5.7.44-log"]).unwrap();
+    let mut cluster = Cluster::embedded();
+    cluster.set("SHARDCRON_LEDGER_URL", &old.url());
+    for command in [&["migrate"][..], &["scheduler"], &["worker"]] {
+        let output = cluster.cli(command);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{command:?}: {said}");
+        assert!(said.contains("5.7.44-log is too old; MySQL 8.0 or MariaDB 10.6 is the least"), "{command:?}: {said}");
+    }
+    let made = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE()";
+    assert_eq!(old.execute(made).unwrap(), "0", "nothing was made");
+}
+
 /// An address that others can reach needs a token; there is none by default (Z-01).
 #[test]
 fn z_01_an_open_address_without_a_token_is_refused() {

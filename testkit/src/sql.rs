@@ -45,6 +45,7 @@ struct Setup {
     folder: TempDir,
     port: Port,
     password: String,
+    extra: Vec<String>,
 }
 
 impl Sql {
@@ -53,13 +54,22 @@ impl Sql {
     /// # Errors
     /// When a program is missing or the server does not come up.
     pub fn start() -> Result<Self> {
+        Self::start_with(&[])
+    }
+
+    /// The same with more arguments, such as `["--max-connections=20"]`; they win over the usual ones.
+    ///
+    /// # Errors
+    /// As [`Self::start`], or when it refuses an argument.
+    pub fn start_with(extra: &[&str]) -> Result<Self> {
         let root = Root::of("SQL");
         let server = root.find_server("SQL", &["mariadbd", "mysqld"])?;
         let version = run(root.command(&server).arg("--version"))?.trim().to_owned();
         let flavour = if version.contains("MariaDB") { Flavour::MariaDb } else { Flavour::MySql };
         let folder = root.private_folder()?;
-        let setup =
-            Setup { folder, root, server, flavour, version, port: Port::reserve()?, password: crate::random_token() };
+        let extra = extra.iter().map(|argument| (*argument).to_owned()).collect();
+        let (port, password) = (Port::reserve()?, crate::random_token());
+        let setup = Setup { folder, root, server, flavour, version, port, password, extra };
         setup.make_data()?;
         let process = setup.start_server()?;
         Ok(Self { process, setup })
@@ -202,6 +212,7 @@ impl Setup {
             args.extend(["--skip-log-bin", "--mysqlx=OFF"].map(str::to_owned));
         }
         args.extend(as_root());
+        args.extend(self.extra.iter().cloned());
         let mut process = Process::start(Launch {
             what: "the SQL server",
             root: &self.root,

@@ -63,6 +63,7 @@ pub(crate) async fn migrate(db: &Db) -> Outcome<()> {
         }
         Db::MySql { pool, .. } => {
             let mut connection = pool.acquire().await.map_err(|e| classify(&e))?;
+            refuse_old(&mut connection).await?;
             locked(
                 &mut connection,
                 &format!("SELECT CAST(GET_LOCK(CONCAT('shardcron:', DATABASE()), {WAIT_S}) AS SIGNED)"),
@@ -78,6 +79,17 @@ pub(crate) async fn migrate(db: &Db) -> Outcome<()> {
             }
             done
         }
+    }
+}
+
+/// Before anything is made: an old server would refuse some later statement in words of its own, or take it and mean something else.
+async fn refuse_old(connection: &mut MySqlConnection) -> Outcome<()> {
+    let asked = sqlx::raw_sql("SELECT VERSION()").fetch_one(connection).await;
+    let version = asked.and_then(|row| row.try_get_unchecked::<String, _>(0));
+    let version = version.map_err(|e| super::dialect::Dialect::MySql.classify(&e))?;
+    match super::ledger::version_fault(&version) {
+        None => Ok(()),
+        Some(fault) => Err(Fault::invalid(format!("nothing was made: the server's {fault}"))),
     }
 }
 

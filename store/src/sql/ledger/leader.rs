@@ -103,16 +103,20 @@ impl SqlLedger {
             faults.push("the server is read-only: nothing can be fired or recorded. Connect to the primary".into());
         }
         let version = row.text(3)?;
-        if too_old(&version) {
-            faults.push(format!(
-                "version {version} is too old; MySQL 8.0 or MariaDB 10.6 is the least. Upgrade the server"
-            ));
-        }
+        faults.extend(version_fault(&version));
         Ok(faults)
     }
 }
 
+/// What is wrong with a server's version, if it is too old.
+pub(in crate::sql) fn version_fault(version: &str) -> Option<String> {
+    too_old(version)
+        .then(|| format!("version {version} is too old; MySQL 8.0 or MariaDB 10.6 is the least. Upgrade the server"))
+}
+
 fn too_old(version: &str) -> bool {
+    // MariaDB's own prefix for replicas of an old MySQL.
+    let version = version.strip_prefix("5.5.5-").filter(|rest| rest.contains("MariaDB")).unwrap_or(version);
     let mut numbers = version.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse::<u32>().ok());
     let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     let least = if version.to_ascii_lowercase().contains("mariadb") { (10, 6) } else { (8, 0) };
@@ -128,6 +132,8 @@ mod tests {
         for (version, old) in [
             ("10.11.6-MariaDB-0+deb12u1", false),
             ("10.5.2-MariaDB", true),
+            ("5.5.5-10.6.12-MariaDB-log", false),
+            ("5.5.5-10.3.1-MariaDB", true),
             ("5.7.44", true),
             ("8.0.36", false),
             ("9.7.0", false),

@@ -33,6 +33,7 @@ mod takeover;
 mod triggers;
 mod waiting;
 
+pub(super) use leader::version_fault;
 pub(super) use prune::Paces;
 
 /// What the inbox of another database does the same way.
