@@ -1,6 +1,6 @@
 //! Other databases of a worker: by URL, or by where the URL is kept, so that the configuration file holds no password.
 
-use crate::config::masked;
+use crate::address::masked;
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! Puts the concrete adapters behind the ports, as the configuration says.
 
-use crate::config::{Config, LedgerConfig, masked};
+use crate::address::masked;
+use crate::config::{Config, LedgerConfig};
 use anyhow::{Context, Result};
 use shardcron_actors::ledger_time::LedgerTime;
 use shardcron_actors::modes::Modes;

@@ -322,7 +322,9 @@ pub fn check_name(name: &str, limit: usize) -> Result<(), String> {
         return Err(format!("a name has at most {limit} characters; this one has {}", name.len()));
     }
     if let Some(c) = name.chars().find(|c| !allowed(*c)) {
-        return Err(format!("'{name}' contains {c:?}; names are of lower-case letters, digits, '-', '_' and '.'"));
+        // An address where a name belongs: it may hold a password, and this goes into logs.
+        let shown = if name.contains("://") { "an address".into() } else { format!("'{name}'") };
+        return Err(format!("{shown} contains {c:?}; names are of lower-case letters, digits, '-', '_' and '.'"));
     }
     if !name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit()) {
         return Err(format!("'{name}' must begin with a letter or a digit"));

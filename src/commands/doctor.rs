@@ -1,7 +1,8 @@
 //! `shardcron doctor`: reaches each service, says its version, and checks what must hold.
 
 use super::Misuse;
-use crate::config::{Config, masked};
+use crate::address::masked;
+use crate::config::Config;
 use crate::output::{Out, line};
 use crate::wiring::{self, Wired};
 use anyhow::Result;

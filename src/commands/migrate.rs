@@ -1,7 +1,8 @@
 //! `shardcron migrate`
 
 use super::connect;
-use crate::config::{Config, masked};
+use crate::address::masked;
+use crate::config::Config;
 use crate::output::{Out, line};
 use anyhow::Result;
 use serde_json::json;

@@ -1,7 +1,8 @@
 //! The demo's answer beside the published one.
 
 use super::DemoArgs;
-use crate::config::{Config, masked};
+use crate::address::masked;
+use crate::config::Config;
 use crate::output::{line, number, table};
 use crate::wiring::Wired;
 use anyhow::{Context, Result};

@@ -200,6 +200,13 @@ impl Cluster {
         self.command(arguments).env("SHARDCRON_LOG_TRACE_FILE", self.path("cli.trace")).output().unwrap()
     }
 
+    /// The same with other variables, which are its alone.
+    pub fn cli_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
+        let mut command = self.command(arguments);
+        command.env("SHARDCRON_LOG_TRACE_FILE", self.path("cli.trace")).envs(variables.iter().copied());
+        command.output().unwrap()
+    }
+
     /// Runs a command with `--json` and reads its answer.
     pub fn json(&self, arguments: &[&str]) -> Value {
         let output = self.cli(&[arguments, &["--json"]].concat());

@@ -17,14 +17,17 @@ pub(super) struct Address {
 
 impl Address {
     pub(super) fn parse(url: &str) -> Result<Self> {
-        // The parser's own error could repeat the address, and so the password.
-        let mut uri: AMQPUri = url.parse().map_err(|_| {
-            BrokerError::Refused(
+        // The parser's own error could repeat the address, and so the password. It takes an address with a slash too few, too, and goes
+        // to localhost with all of it as the name of a vhost.
+        let whole = ["amqp://", "amqps://"].iter().any(|scheme| url.starts_with(scheme));
+        let uri = whole.then(|| url.parse::<AMQPUri>().ok()).flatten();
+        let Some(mut uri) = uri else {
+            return Err(BrokerError::Refused(
                 "the address of RabbitMQ can't be read; it looks like amqp://user:password@host:5672/%2f, with special characters \
                  of the password percent-encoded"
                     .into(),
-            )
-        })?;
+            ));
+        };
         if uri.scheme == AMQPScheme::AMQPS {
             return Err(BrokerError::Refused(
                 "this build speaks AMQP without TLS only; use amqp:// within a private network or through a TLS tunnel"
@@ -32,7 +35,10 @@ impl Address {
             ));
         }
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
-        let (user, host, port) = (&uri.authority.userinfo.username, &uri.authority.host, uri.authority.port);
+        let (user, host, port) = (uri.authority.userinfo.username.as_str(), &uri.authority.host, uri.authority.port);
+        // A name alone may be a password that somebody wrote without one.
+        let named = url.rsplit_once('@').is_some_and(|(login, _)| login.matches(':').count() > 1);
+        let user = if named { user } else { "***" };
         let masked = format!("amqp://{user}:***@{host}:{port}/{}", uri.vhost);
         Ok(Self { uri, masked })
     }
@@ -66,7 +72,15 @@ mod tests {
     fn a_password_is_never_shown() {
         let address = Address::parse("amqp://me:s3cret@rabbit.example:5673/team").unwrap();
         assert_eq!(address.masked(), "amqp://me:***@rabbit.example:5673/team");
-        for bad in ["http://me:s3cret@x", "amqp://me:s3cret@x:notaport", "s3cret", "amqps://me:s3cret@x"] {
+        assert_eq!(Address::parse("amqp://s3cret@h/x").unwrap().masked(), "amqp://***:***@h:5672/x");
+        for bad in [
+            "http://me:s3cret@x",
+            "amqp:/me:s3cret@x",
+            "amqp:me:s3cret@x",
+            "amqp://me:s3cret@x:notaport",
+            "s3cret",
+            "amqps://me:s3cret@x",
+        ] {
             let refusal = Address::parse(bad).err().unwrap().to_string();
             assert!(!refusal.contains("s3cret"), "{refusal}");
         }

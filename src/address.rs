@@ -1,0 +1,73 @@
+//! Addresses of services, as people may see them.
+
+/// An address without what may be a password in it, whatever somebody wrote there (case Z-05). What can't be read as an address with a user, a
+/// host and a path is not shown at all: it may be a password with an `@` too few.
+#[must_use]
+pub fn masked(url: &str) -> String {
+    const HIDDEN: &str = "…";
+    if url.starts_with("sqlite:") {
+        return url.to_owned();
+    }
+    let Some((scheme, rest)) = url.split_once("://") else { return HIDDEN.to_owned() };
+    // What follows a '?' is options, of which some are keys; or it is of a password that should have been encoded.
+    let (place, options) = match rest.split_once('?') {
+        Some((place, _)) => (place, "?…"),
+        None => (rest, ""),
+    };
+    let (login, place) = match place.rsplit_once('@') {
+        // Without a ':' it may be a user, or the password of a Redis.
+        Some((login, place)) => (login.split_once(':').map_or("…@".into(), |(user, _)| format!("{user}:…@")), place),
+        None => (String::new(), place),
+    };
+    if is_place(place) { format!("{scheme}://{login}{place}{options}") } else { format!("{scheme}://{HIDDEN}") }
+}
+
+/// `host`, `host:port`, `[::1]:port`, each with a path.
+fn is_place(place: &str) -> bool {
+    let host = place.split('/').next().unwrap_or_default();
+    let host = host.rsplit_once(']').map_or(host, |(_, after)| after);
+    match host.split_once(':') {
+        Some((_, port)) => port.parse::<u16>().is_ok(),
+        None => !place.contains('#'),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn z_05_people_see_which_server_it_is() {
+        for (url, shown) in [
+            ("mysql://root:s3cr:et@h:3306/db", "mysql://root:…@h:3306/db"),
+            ("mysql://root:a/b#c@d@h:3306/db", "mysql://root:…@h:3306/db"),
+            ("redis://:pw@h", "redis://:…@h"),
+            ("redis://pw@h:6379/0", "redis://…@h:6379/0"),
+            ("amqp://me:x@[::1]:5672/%2f", "amqp://me:…@[::1]:5672/%2f"),
+            ("mysql://h/db?ssl-mode=required", "mysql://h/db?…"),
+            ("mysql://me:x@h/db?key=a@b", "mysql://me:…@h/db?…"),
+            ("sqlite://x.db", "sqlite://x.db"),
+            ("redis://127.0.0.1:6379", "redis://127.0.0.1:6379"),
+        ] {
+            assert_eq!(masked(url), shown, "{url}");
+        }
+    }
+
+    #[test]
+    fn z_05_what_can_not_be_read_is_not_shown() {
+        for url in [
+            "hush",
+            "me:hush@h/db",
+            "mysql:/me:hush@h/db",
+            "mysql://me:hush/db",
+            "mysql://me:hush",
+            "mysql://me:hu?sh@h/db",
+            "mysql://me:x@h:hush/db",
+            "mysql://h#hush",
+            "redis://hush@h",
+        ] {
+            let shown = masked(url);
+            assert!(!shown.contains("hu") && !shown.contains("sh@"), "{url}: {shown}");
+        }
+    }
+}
