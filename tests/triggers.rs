@@ -233,7 +233,7 @@ fn i_07_parameters_leave_nothing_out_and_are_compared_by_value() {
     assert_eq!(ask(r#"{"job":"demo","request_id":11497}"#), "rejected");
     // Every instant of the schedule fires, whatever its parameters are by then.
     let ticks = |n: usize| wait_executions(&cluster, "tick", n + executions(&cluster, "tick").len());
-    ticks(2);
+    ticks(1);
     for (params, outcome) in [
         ("id = \"11497\"", "updated"),
         ("b = 1, a = 2", "updated"),
@@ -241,7 +241,7 @@ fn i_07_parameters_leave_nothing_out_and_are_compared_by_value() {
         ("a = 2, b = \"1\"", "updated"),
     ] {
         assert_eq!(tick(&cluster, params), outcome, "{params}");
-        ticks(2);
+        ticks(1);
     }
     let job = cluster.block_on(cluster.ledger().job("tick")).unwrap().unwrap().id;
     let decisions = cluster.block_on(cluster.ledger().decisions(job, 0, i64::MAX, 1_000)).unwrap();
@@ -249,6 +249,86 @@ fn i_07_parameters_leave_nothing_out_and_are_compared_by_value() {
         assert_eq!(pair[1].nominal_ms - pair[0].nominal_ms, 1_000, "each instant once: {pair:?}");
     }
     assert!(decisions.iter().all(|d| d.kind == DecisionKind::Fired), "and none is left out: {decisions:?}");
+}
+
+/// Parameters are data on every way in, whatever they are called and whatever stands in them: the program has the arguments and the variables
+/// of its job and finds the parameters as JSON, letter by letter. A message that names a command, a variable or a handler is refused, and so is
+/// a job with a variable that decides what runs (Z-03).
+#[test]
+fn z_03_a_trigger_sets_no_command_and_no_environment() {
+    const SHOW: &str = "import json, os, sys; given = json.load(open(os.environ['SHARDCRON_INPUT'])); \
+        json.dump({'argv': sys.argv[2:], 'env': dict(os.environ), 'params': given['params']}, open(sys.argv[1] + '.new', 'w')); \
+        os.rename(sys.argv[1] + '.new', sys.argv[1])";
+    let mut cluster = Cluster::on_services();
+    cluster.set("SHARDCRON_WORKER_ALLOW_EXEC", "python3");
+    let (shown, pwn) = (cluster.path("shown.json"), cluster.path("pwn"));
+    let argv = json!(["python3", "-c", SHOW, shown.display().to_string(), "--job=own", "$(id)"]);
+    cluster.apply(&format!("[job.show]\nhandler = {{ exec = {argv} }}\noverlap = \"allow\"\n"));
+    cluster.start_all(1, 1);
+    let management = testkit::shared().management_of(cluster.amqp_url());
+    wait_for("the trigger queue", BOUND, || {
+        management.queues().is_ok_and(|q| q.contains(&"shardcron.triggers".to_owned()))
+    });
+    let touch = format!("; touch {}", pwn.display());
+    let params = json!({
+        "args": [touch, "$(id)", "--output=/etc/x"], "; id": touch, "$(id)": format!("$(touch {})", pwn.display()),
+        "--output": "/etc/x", "lines": "one\ntwo", "nul": "a\u{0}b", "LD_PRELOAD": "/tmp/evil.so", "PATH": "/tmp/evil", "env": {"PATH": "/tmp/evil"},
+        "command": ["sh", "-c", touch], "quote": "'; \"; `id`",
+    });
+    let check = |way: &str, of: &Value| {
+        let found = testkit::wait_until_some(way, BOUND, || std::fs::read_to_string(&shown).ok());
+        let found: Value = serde_json::from_str(&found).unwrap();
+        std::fs::remove_file(&shown).unwrap();
+        assert_eq!(found["argv"], json!(["--job=own", "$(id)"]), "{way}: the job's own, and no more");
+        assert_eq!(&found["params"], of, "{way}");
+        let env = found["env"].as_object().unwrap();
+        assert_eq!(serde_json::from_str::<Value>(env["SHARDCRON_PARAMS"].as_str().unwrap()).unwrap(), *of, "{way}");
+        // Python may be started by a wrapper with variables of its own, so the names are asked for.
+        let named = of.as_object().unwrap().keys().filter(|name| *name != "PATH" && env.contains_key(*name));
+        assert_eq!(named.count(), 0, "{way}: {env:?}");
+        assert!(!env["PATH"].as_str().unwrap().contains("/tmp/evil"), "{way}: {env:?}");
+        assert!(!pwn.exists(), "{way}: a parameter was run");
+    };
+    publish(
+        &management,
+        "amq.default",
+        "shardcron.triggers",
+        json!({"job": "show", "params": params}).to_string().as_bytes(),
+    );
+    check("a message", &params);
+    // As one word each: a key may begin like an option.
+    let words = params.as_object().unwrap().iter().map(|(key, value)| format!("--param={key}={value}"));
+    let words: Vec<String> = words.collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    cluster.json(&[&["trigger", "show"], words.as_slice()].concat());
+    check("the command line", &params);
+    let fields = ["handler", "exec", "command", "run", "env", "dir", "user", "sql", "url", "headers", "tier"];
+    for field in fields {
+        let message = json!({"job": "show", field: {"run": ["sh", "-c", touch], "LD_PRELOAD": "/tmp/evil.so"}});
+        publish(&management, "amq.default", "shardcron.triggers", message.to_string().as_bytes());
+    }
+    let dead = || cluster.json(&["dead", "list"]).as_array().cloned().unwrap_or_default();
+    wait_for("all of them to be refused", BOUND, || dead().len() >= fields.len());
+    for field in fields {
+        let named = format!("unknown field '{field}'");
+        assert!(
+            dead().iter().any(|d| d["reason"].as_str().is_some_and(|r| r.contains(&named))),
+            "{field}: {:?}",
+            dead()
+        );
+    }
+    for name in ["LD_PRELOAD", "PATH", "PYTHONPATH"] {
+        let file = cluster.path("evil.toml");
+        let job = format!(
+            "[job.show]\nhandler = {{ exec = {{ run = [\"python3\"], env = {{ {name} = \"/tmp/evil.so\" }} }} }}\n"
+        );
+        std::fs::write(&file, job).unwrap();
+        let refused = cluster.cli(&["jobs", "apply", &file.display().to_string()]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(2) && said.contains(name) && said.contains("can't set"), "{said}");
+    }
+    assert_eq!(executions(&cluster, "show").len(), 2, "nothing else ran");
+    assert!(!pwn.exists() && !shown.exists());
 }
 
 /// Whatever a sender puts into `message_id` names its request, and never blocks what is behind it.

@@ -179,6 +179,30 @@ async fn z_03_arguments_are_passed_as_they_are() {
     assert!(nul.class == FailureClass::Permanent && nul.message.contains("NUL"), "{nul}");
 }
 
+/// A variable can't hold a NUL: a shard that would be one is refused for good, in a sentence. As JSON it is text like any other.
+#[tokio::test]
+async fn z_03_a_nul_in_the_data_is_refused_or_escaped() {
+    let nul = "a\0b".to_owned();
+    for slice in [
+        ShardSlice::Task { number: 0, payload: nul.clone().into() },
+        ShardSlice::Part { item: nul.clone(), part: 0, parts: 1 },
+        ShardSlice::Keys { from: nul.clone(), before: None },
+    ] {
+        let refused = sh("true", &TestContext::new(slice.clone())).await.unwrap_err();
+        assert!(refused.class == FailureClass::Permanent && refused.message.contains("a NUL"), "{slice:?}: {refused}");
+    }
+    let test = TestContext::new(ShardSlice::List { items: vec![nul.clone()] }).param("nul", nul.clone());
+    let output =
+        sh("printf '%s\\n' \"$SHARDCRON_SLICE\" \"$SHARDCRON_PARAMS\"; cat $SHARDCRON_INPUT", &test).await.unwrap();
+    let text = field(&output, "stdout").as_str().unwrap().to_owned();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&lines[0]["list"]["items"][0], &lines[1]["nul"]), (&nul.clone().into(), &nul.clone().into()));
+    assert_eq!(
+        (&lines[2]["slice"]["list"]["items"][0], &lines[2]["params"]["nul"]),
+        (&nul.clone().into(), &nul.into())
+    );
+}
+
 #[tokio::test]
 async fn z_03_the_environment_is_the_allow_list_and_the_shards_own() {
     let test = TestContext::new(RANGE).param("LD_PRELOAD", "/tmp/evil.so").param("q", "$(id)");
