@@ -286,6 +286,33 @@ fn b_04_three_processes_migrate_whatever_the_row_format() {
     });
 }
 
+/// An account that may not make tables is told so, at once and with the server's words; nobody waits for it to get better (B-04).
+#[test]
+fn b_04_an_account_that_may_not_make_tables_is_told_so() {
+    let url = testkit::shared().fresh_database();
+    let name = url.rsplit_once('/').unwrap().1;
+    let user = format!(
+        "r{}",
+        testkit::unique_prefix().chars().filter(char::is_ascii_alphanumeric).take(12).collect::<String>()
+    );
+    let make =
+        format!("CREATE USER '{user}'@'%' IDENTIFIED BY 'read-only'; GRANT SELECT ON `{name}`.* TO '{user}'@'%'");
+    testkit::execute_at(&url, &make).unwrap();
+    let place = url.rsplit_once('@').unwrap().1;
+    let mut cluster = Cluster::embedded();
+    cluster.set("SHARDCRON_LEDGER_URL", &format!("mysql://{user}:read-only@{place}"));
+    for command in ["migrate", "scheduler", "worker"] {
+        let output = cluster.cli(&[command]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+        assert!(
+            said.contains("can't be brought up to date") && said.contains("CREATE command denied"),
+            "{command}: {said}"
+        );
+    }
+    testkit::execute_at(&url, &format!("DROP USER '{user}'@'%'")).unwrap();
+}
+
 /// A server that is too old, as this one says of itself, is refused in a sentence by whoever would migrate it, and left as it is (B-04).
 #[test]
 fn b_04_a_server_that_is_too_old_is_refused_before_anything_is_made() {

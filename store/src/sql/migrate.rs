@@ -1,8 +1,10 @@
 //! The tables' versions. One process migrates, the others wait (case B-04).
 
-use super::fault::{Fault, Outcome};
+use super::dialect::Dialect;
+use super::fault::{Fault, Kind, Outcome};
 use super::pool::Db;
-use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
+use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, SqlSafeStr as _};
 
 const MYSQL: &[(i64, &str, &str)] = &[
@@ -32,6 +34,8 @@ const SQLITE: &[(i64, &str, &str)] = &[
     (13, "pruning", include_str!("../../migrations/sqlite/0013_pruning.sql")),
 ];
 const TABLE: &str = "shardcron_migrations";
+/// The server is started with `--read-only`; it is in read-only mode.
+const READ_ONLY: [u16; 2] = [1290, 1836];
 /// How long a node waits for another that migrates.
 const WAIT_S: u32 = 60;
 
@@ -58,7 +62,7 @@ pub(crate) async fn migrate(db: &Db) -> Outcome<()> {
         Db::Sqlite { writer, .. } => {
             // Everything in one transaction that holds the write lock: the others wait, then find nothing to do.
             let mut tx = writer.begin_with(dialect.begin()).await.map_err(|e| classify(&e))?;
-            migrator(SQLITE).run_direct(None, &mut *tx, false).await.map_err(migration_fault)?;
+            migrator(SQLITE).run_direct(None, &mut *tx, false).await.map_err(|e| migration_fault(dialect, &e))?;
             tx.commit().await.map_err(|e| classify(&e))
         }
         Db::MySql { pool, .. } => {
@@ -86,7 +90,7 @@ pub(crate) async fn migrate(db: &Db) -> Outcome<()> {
 async fn refuse_old(connection: &mut MySqlConnection) -> Outcome<()> {
     let asked = sqlx::raw_sql("SELECT VERSION()").fetch_one(connection).await;
     let version = asked.and_then(|row| row.try_get_unchecked::<String, _>(0));
-    let version = version.map_err(|e| super::dialect::Dialect::MySql.classify(&e))?;
+    let version = version.map_err(|e| Dialect::MySql.classify(&e))?;
     match super::ledger::version_fault(&version) {
         None => Ok(()),
         Some(fault) => Err(Fault::invalid(format!("nothing was made: the server's {fault}"))),
@@ -94,13 +98,13 @@ async fn refuse_old(connection: &mut MySqlConnection) -> Outcome<()> {
 }
 
 async fn locked(connection: &mut MySqlConnection, text: &str) -> Outcome<()> {
-    let dialect = super::dialect::Dialect::MySql;
+    let dialect = Dialect::MySql;
     let row =
         sqlx::raw_sql(AssertSqlSafe(text.to_owned())).fetch_one(connection).await.map_err(|e| dialect.classify(&e))?;
     match row.try_get_unchecked::<Option<i64>, _>(0) {
         Ok(Some(1)) => Ok(()),
         _ => Err(Fault::Server {
-            kind: super::fault::Kind::Refused,
+            kind: Kind::Refused,
             detail: format!("another node has been migrating the tables for {WAIT_S} s; try again when it is done"),
         }),
     }
@@ -110,12 +114,22 @@ async fn run_mysql(connection: &mut MySqlConnection) -> Outcome<()> {
     // A node died between two statements of a step. Each statement can be run again, so the step simply is.
     let clean = format!("DELETE FROM {TABLE} WHERE success = 0");
     let _ = sqlx::raw_sql(AssertSqlSafe(clean)).execute(&mut *connection).await;
-    migrator(MYSQL).run_direct(None, connection, false).await.map_err(migration_fault)
+    migrator(MYSQL).run_direct(None, connection, false).await.map_err(|e| migration_fault(Dialect::MySql, &e))
 }
 
-fn migration_fault(error: sqlx::migrate::MigrateError) -> Fault {
-    Fault::Server {
-        kind: super::fault::Kind::Refused,
-        detail: format!("the tables can't be brought up to date: {error}"),
+/// What the server will not do now it will not do in half a second either (a right that is missing, a step that was changed): that is for a
+/// person. Worth another try are a connection that is lost, a lock that somebody has, and a server that is read-only until it is the primary.
+fn migration_fault(dialect: Dialect, error: &MigrateError) -> Fault {
+    let detail = format!("the tables can't be brought up to date: {error}");
+    let (MigrateError::Execute(inner) | MigrateError::ExecuteMigration(inner, _)) = error else {
+        return Fault::invalid(detail);
+    };
+    let of_server = inner.as_database_error().and_then(|of| of.try_downcast_ref::<MySqlDatabaseError>());
+    match dialect.classify(inner) {
+        Fault::Server { kind: kind @ (Kind::Lost | Kind::Contention), .. } => Fault::Server { kind, detail },
+        _ if of_server.is_some_and(|of| READ_ONLY.contains(&of.number())) => {
+            Fault::Server { kind: Kind::Refused, detail }
+        }
+        _ => Fault::invalid(detail),
     }
 }
