@@ -1,7 +1,7 @@
 //! How many rows one statement may delete, so that its locks never last long: learnt from the statements before it, since a row may hold
 //! a number or 64 KiB, and no two servers are equally fast.
 
-use crate::limits::{PRUNE_ROWS, PRUNE_ROWS_FIRST, PRUNE_STATEMENT_MS};
+use crate::limits::{PRUNE_ROWS, PRUNE_ROWS_FIRST, PRUNE_ROWS_LEAST, PRUNE_STATEMENT_MS};
 
 /// The pace of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Rows that the next statement may delete: 1 to [`PRUNE_ROWS`].
+    /// Rows that the next statement may delete: [`PRUNE_ROWS_LEAST`] to [`PRUNE_ROWS`].
     #[must_use]
     pub fn rows(self) -> u64 {
         self.rows
@@ -31,7 +31,7 @@ impl Pace {
         }
         let wanted = gone.saturating_mul(PRUNE_STATEMENT_MS * 1_000) / took_us.max(1);
         let most = if gone < self.rows { self.rows } else { self.rows.saturating_mul(2) };
-        Pace { rows: wanted.min(most).clamp(1, PRUNE_ROWS) }
+        Pace { rows: wanted.min(most).clamp(PRUNE_ROWS_LEAST, PRUNE_ROWS) }
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
     fn one_slow_statement_is_enough_and_few_rows_say_little() {
         let fast = Pace { rows: PRUNE_ROWS };
         assert_eq!(fast.after(PRUNE_ROWS, 1_000_000).rows(), PRUNE_ROWS / 20);
-        assert_eq!(fast.after(1, 60_000_000).rows(), 1, "never none");
+        assert_eq!(fast.after(1, 60_000_000).rows(), PRUNE_ROWS_LEAST, "it will have waited for somebody");
         assert_eq!(fast.after(0, 60_000_000), fast);
         let slow = Pace { rows: 100 };
         assert_eq!(slow.after(3, 10), slow, "fewer than it might have: nothing was learnt");

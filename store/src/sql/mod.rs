@@ -114,6 +114,11 @@ impl SqlLedger {
         SqlLedger { clock: ServerClock::Callers(clock), ..self }
     }
 
+    /// Whether real time passes: not in a simulation.
+    fn goes_by_the_database(&self) -> bool {
+        matches!(self.clock, ServerClock::Database)
+    }
+
     /// The time at the server in milliseconds UTC, as an expression.
     fn now_ms(&self) -> Cow<'static, str> {
         match &self.clock {
