@@ -70,10 +70,9 @@ pub const TIERS_MAX: usize = 16;
 pub const STALL_TIMEOUT_MIN_MS: u64 = 1_000;
 /// Rows that one statement of retention deletes at most: a lock on them lasts for some tens of milliseconds then.
 pub const PRUNE_ROWS: u64 = 5_000;
-/// Rows that the first statement at a table deletes, of which nobody knows yet how long they take.
-pub const PRUNE_ROWS_FIRST: u64 = 200;
-/// Rows that a statement of retention may delete however long the one before it took, which may have waited for something else than rows.
-pub const PRUNE_ROWS_LEAST: u64 = 50;
+/// Rows that a statement of retention may delete however long the one before it took, and that the first one at a table deletes, of which
+/// nobody knows yet. A statement also waits for locks and looks for its rows: with fewer of them there would only be more statements.
+pub const PRUNE_ROWS_LEAST: u64 = 200;
 /// How long a statement of retention should take: a fourth of the 200 ms that nobody may be kept waiting (case B-06), since the next one may
 /// meet slower rows.
 pub const PRUNE_STATEMENT_MS: u64 = 50;

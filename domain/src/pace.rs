@@ -1,7 +1,7 @@
 //! How many rows one statement may delete, so that its locks never last long: learnt from the statements before it, since a row may hold
 //! a number or 64 KiB, and no two servers are equally fast.
 
-use crate::limits::{PRUNE_ROWS, PRUNE_ROWS_FIRST, PRUNE_ROWS_LEAST, PRUNE_STATEMENT_MS};
+use crate::limits::{PRUNE_ROWS, PRUNE_ROWS_LEAST, PRUNE_STATEMENT_MS};
 
 /// The pace of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub struct Pace {
 
 impl Default for Pace {
     fn default() -> Self {
-        Pace { rows: PRUNE_ROWS_FIRST }
+        Pace { rows: PRUNE_ROWS_LEAST }
     }
 }
 
@@ -63,8 +63,8 @@ mod tests {
         assert_eq!(fast.after(PRUNE_ROWS, 1_000_000).rows(), PRUNE_ROWS / 20);
         assert_eq!(fast.after(1, 60_000_000).rows(), PRUNE_ROWS_LEAST, "it will have waited for somebody");
         assert_eq!(fast.after(0, 60_000_000), fast);
-        let slow = Pace { rows: 100 };
+        let slow = Pace { rows: 300 };
         assert_eq!(slow.after(3, 10), slow, "fewer than it might have: nothing was learnt");
-        assert_eq!(slow.after(100, 10).rows(), 200);
+        assert_eq!(slow.after(300, 10).rows(), 600);
     }
 }

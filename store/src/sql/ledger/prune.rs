@@ -7,7 +7,7 @@ use crate::rows::{PruneBefore, PruneCursor, Pruned};
 use crate::sql::SqlLedger;
 use crate::sql::dialect::Dialect;
 use crate::sql::fault::Outcome;
-use crate::sql::value::{hex, id_list, number_list};
+use crate::sql::value::{hex, id_list, number_list, push_hex};
 use shardcron_domain::ExecutionId;
 use shardcron_domain::execution::Phase;
 use shardcron_domain::firing::DecisionKind;
@@ -19,6 +19,8 @@ use std::time::Instant;
 
 /// Executions that one look passes over.
 const LOOK: usize = 2_000;
+/// Keys in one statement, in bytes.
+const LIST_BYTES: usize = 400 * 1024;
 /// The tables of an execution's shards, with their keys.
 const PARTS: [(&str, &str); 11] = [
     ("output_chunks", "id"),
@@ -42,6 +44,38 @@ fn delete_some(dialect: Dialect, (table, key): (&str, &str), condition: &str, ro
             format!("DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {condition} LIMIT {rows})")
         }
     }
+}
+
+/// The decisions of a job that are old; what waits is not decided yet, however long ago it was asked for.
+fn old_decisions(job: i64, before_ms: i64) -> String {
+    let waiting = DecisionKind::Waiting.code();
+    format!("job_id = {job} AND nominal_ms < {before_ms} AND decided_ms < {before_ms} AND kind <> {waiting}")
+}
+
+/// The keys of some of them, by the index of their instants. A DELETE takes no hint, and MariaDB walked through the job's primary key instead,
+/// over all that is young, with each statement.
+fn old_decisions_first(condition: &str, rows: u64) -> String {
+    format!(
+        "SELECT fire_key FROM decisions FORCE INDEX (decisions_nominal) WHERE {condition} ORDER BY nominal_ms LIMIT {rows}"
+    )
+}
+
+/// A condition for the first of these keys, and how many they are: what a packet of 1 MB holds with ease.
+fn these_decisions(job: i64, keys: &[Vec<u8>]) -> (String, usize) {
+    let mut condition = format!("job_id = {job} AND fire_key IN (");
+    let mut count = 0;
+    for key in keys {
+        if condition.len() >= LIST_BYTES {
+            break;
+        }
+        if count > 0 {
+            condition.push(',');
+        }
+        push_hex(&mut condition, key);
+        count += 1;
+    }
+    condition.push(')');
+    (condition, count)
 }
 
 /// The paces of the tables, learnt while the process lives.
@@ -203,14 +237,8 @@ impl SqlLedger {
         let rows = self.db.raw_rows(&format!("SELECT id FROM jobs WHERE id > {job} ORDER BY id LIMIT {LOOK}")).await?;
         for row in &rows {
             let id = row.int(0)?;
-            let limit = before.decisions_ms;
-            // What waits is not decided yet, however long ago it was asked for.
-            let condition = format!(
-                "job_id = {id} AND nominal_ms < {limit} AND decided_ms < {limit} AND kind <> {}",
-                DecisionKind::Waiting.code()
-            );
             let mut pruned = Pruned::default();
-            let left = self.delete(&mut pruned, ("decisions", "job_id, fire_key"), &condition).await?;
+            let left = self.delete_decisions(&mut pruned, id, before.decisions_ms).await?;
             if pruned.rows > 0 {
                 pruned.decisions = pruned.rows;
                 // There may be more of this job.
@@ -222,6 +250,23 @@ impl SqlLedger {
             Some(last) if rows.len() == LOOK => Ok((Pruned::default(), PruneCursor::Decisions { job: last.int(0)? })),
             _ => Ok((Pruned::default(), PruneCursor::DeadLetters)),
         }
+    }
+
+    async fn delete_decisions(&self, pruned: &mut Pruned, job: i64, before_ms: i64) -> Outcome<Left> {
+        const OF: (&str, &str) = ("decisions", "job_id, fire_key");
+        let condition = old_decisions(job, before_ms);
+        if self.db.dialect() == Dialect::Sqlite {
+            return self.delete(pruned, OF, &condition).await;
+        }
+        let most = self.pace(OF.0).rows();
+        let rows = self.db.raw_rows(&old_decisions_first(&condition, most)).await?;
+        let keys = rows.iter().map(|row| row.bytes(0).map(<[u8]>::to_vec)).collect::<Outcome<Vec<_>>>()?;
+        if keys.is_empty() {
+            return Ok(Left::Nothing);
+        }
+        let (these, count) = these_decisions(job, &keys);
+        self.delete(pruned, OF, &these).await?;
+        Ok(if count < keys.len() || keys.len() as u64 >= most { Left::Perhaps } else { Left::Nothing })
     }
 
     /// Dead letters are numbered in the order of time, so the old ones are the first.
@@ -255,5 +300,63 @@ impl SqlLedger {
         let left = self.delete(&mut pruned, ("backfills", "job_id, request_id"), &condition).await?;
         pruned.backfills = pruned.rows;
         Ok((pruned, if left == Left::Perhaps { PruneCursor::Backfills } else { PruneCursor::Done }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Ledger as _;
+    use crate::sql::SqlOptions;
+    use crate::sql::value::Value;
+
+    /// Old ones among many young ones, whose keys come first: the statement must not read those.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn b_06_old_decisions_are_found_by_their_instant() {
+        let url = tokio::task::spawn_blocking(|| testkit::shared().fresh_database()).await.expect("a database");
+        let ledger = SqlLedger::connect(&url, SqlOptions::default()).await.expect("connect");
+        ledger.migrate().await.expect("migrate");
+        let digit = "(SELECT 0 AS n UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION SELECT 5 UNION SELECT 6 UNION SELECT 7 \
+                     UNION SELECT 8 UNION SELECT 9)";
+        for (key, at) in [("a", 9_000_000), ("b", 0)] {
+            let fill = format!(
+                "INSERT INTO decisions (job_id, fire_key, nominal_ms, kind, decided_ms, epoch) SELECT 1, CONCAT('{key}-', i), {at} + i, 0, \
+                 {at} + i, 1 FROM (SELECT a.n + 10 * b.n + 100 * c.n + 1000 * d.n AS i FROM {digit} a, {digit} b, {digit} c, {digit} d) x"
+            );
+            ledger.execute_script(&fill).await.expect("fill");
+        }
+        ledger.execute_script("ANALYZE TABLE decisions").await.expect("analyze");
+        let look = old_decisions_first(&old_decisions(1, 1_000_000), 1_000);
+        let rows = ledger.db.raw_rows(&look).await.expect("the keys");
+        let keys: Vec<Vec<u8>> = rows.iter().map(|row| row.bytes(0).expect("a key").to_vec()).collect();
+        assert!(keys.len() == 1_000 && keys[0] == b"b-0" && keys[999] == b"b-999", "the oldest first");
+        let (these, count) = these_decisions(1, &keys);
+        assert_eq!(count, 1_000);
+        let delete = delete_some(Dialect::MySql, ("decisions", "job_id, fire_key"), &these, PRUNE_ROWS);
+        for (statement, index) in [(look, "decisions_nominal"), (delete, "PRIMARY")] {
+            let plan = ledger.db.raw_rows(&format!("EXPLAIN {statement}")).await.expect("explain");
+            let texts: Vec<String> = plan
+                .iter()
+                .flat_map(|row| &row.0)
+                .map(|value| match value {
+                    Value::Text(text) => text.clone(),
+                    Value::Int(n) => n.to_string(),
+                    _ => String::new(),
+                })
+                .collect();
+            assert!(texts.iter().any(|text| text == index), "{texts:?}");
+            // The ids, the length of the key and the estimate are numbers; the estimate is of what goes, not of all that is there.
+            let most = texts.iter().filter_map(|text| text.parse::<u64>().ok()).max();
+            assert!(index != "PRIMARY" || most.is_some_and(|most| most <= 2_000), "{texts:?}");
+        }
+        let long: Vec<Vec<u8>> = vec![vec![b'k'; 180]; 5_000];
+        let (text, count) = these_decisions(1, &long);
+        assert!(count < 5_000 && text.len() < 512 * 1024, "{count} keys in {} bytes", text.len());
+        let before = PruneBefore { success_ms: 0, failed_ms: 0, decisions_ms: 1_000_000 };
+        let mut pruned = Pruned::default();
+        while ledger.delete_decisions(&mut pruned, 1, before.decisions_ms).await.expect("delete") == Left::Perhaps {}
+        assert_eq!(pruned.rows, 10_000);
+        let left = ledger.db.raw_rows("SELECT COUNT(*) FROM decisions").await.expect("count");
+        assert_eq!(left[0].int(0).expect("a number"), 10_000, "and nothing else is gone");
     }
 }
