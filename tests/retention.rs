@@ -58,7 +58,8 @@ fn b_06_deleting_400_000_rows_makes_no_firing_late() {
     deleting_makes_no_firing_late(1, 0);
 }
 
-/// The case's own size: of 2,000,000 executions with as many shards, results and decisions, 1,900,000 go.
+/// The case's own size: of 2,000,000 executions with as many shards, results and decisions, 1,900,000 go. On two cores, unoptimised: 7,600,000
+/// rows in 201 s, 126 ms for the slowest statement, and the 99th percentile of 10,150 firings 7 ms late.
 #[test]
 #[ignore = "takes minutes, most of them for writing the rows"]
 fn b_06_deleting_1_900_000_executions_makes_no_firing_late() {
