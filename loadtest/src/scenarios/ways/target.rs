@@ -1,5 +1,6 @@
 //! What each way left behind, counted in its target by statements of the scenario's own, beside the published answer.
 
+use crate::oracle::rows_of;
 use crate::rows::numbers;
 use anyhow::{Context, Result, ensure};
 use shardcron_domain::ExecutionId;
@@ -176,15 +177,12 @@ impl File {
         Ok(Keys { shards: by_shard[0], most: by_shard[1], attempts: by_shard[2], keys })
     }
 
-    /// Whether the service has come to the end of each request: their workers may be dead, their effects come all the same. A service
-    /// that forgets makes the findings of a shard once for each request.
+    /// The keys of requests that the service has not come to the end of: their workers may be dead, their effects come all the same.
     ///
     /// # Errors
     /// The database does not answer.
-    pub async fn all_requests_ended(&self, of: ExecutionId) -> Result<bool> {
-        let sql = "SELECT COUNT(*) FROM (SELECT key, COUNT(*) AS n FROM calls WHERE key LIKE ?1 GROUP BY key) c \
-                   JOIN (SELECT key, COUNT(*) AS rows_made, COUNT(DISTINCT flight) AS flights FROM unmatched \
-                         WHERE key LIKE ?1 GROUP BY key) u ON u.key = c.key WHERE u.rows_made < c.n * u.flights";
-        Ok(numbers(&self.database, sql, &[SqlArg::Text(format!("{of}/%"))]).await? == [0])
+    pub async fn open_requests(&self, of: ExecutionId) -> Result<Vec<String>> {
+        let sql = "SELECT key FROM calls WHERE key LIKE ? AND rowid NOT IN (SELECT call FROM ended)";
+        rows_of(&self.database, sql, &[SqlArg::Text(format!("{of}/%"))]).await.map(|rows| rows.concat())
     }
 }
