@@ -70,6 +70,12 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     register = None
 
+    def handle(self):
+        try:
+            super().handle()
+        except ConnectionError:
+            pass  # whoever called was killed between two of its requests
+
     def do_POST(self):
         wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         key = self.headers["Idempotency-Key"]
