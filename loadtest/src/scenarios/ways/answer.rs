@@ -94,10 +94,19 @@ impl Answer {
         self.by_carrier = found.by_carrier;
     }
 
-    /// Notes what must hold of every way, and of those that promise "once", and does not.
-    pub fn judge(&mut self, planned: &[Kill]) {
+    /// Notes what must hold of every way, and of those that promise "once", and does not. `ended`: whether it came to its own end; what
+    /// was cancelled has found what it has found.
+    pub fn judge(&mut self, planned: &[Kill], ended: bool) {
         let (kills, hit) = (self.kills, self.kills_hit);
-        let must = [
+        let always = [
+            (self.lost == 0, format!("{} shards have no recorded end", self.lost)),
+            (self.recorded_twice == 0, format!("{} shards were recorded twice", self.recorded_twice)),
+            (
+                self.promise == Promise::AtLeastOnce || self.duplicates == 0,
+                format!("{} findings were made again, where once is promised", self.duplicates),
+            ),
+        ];
+        let at_its_end = [
             (self.rows == UNMATCHED && self.wrong == 0, format!("{} flights found, {} wrong", self.rows, self.wrong)),
             (self.by_carrier, "the sums by carrier are not the published ones".into()),
             (
@@ -106,23 +115,19 @@ impl Answer {
             ),
             (hit * 2 >= kills, format!("{hit} of {kills} killed workers had work in hand: too few to show anything")),
             (self.taken_over > 0, "nothing was taken over from the dead".into()),
-            (self.lost == 0, format!("{} shards have no recorded end", self.lost)),
-            (self.recorded_twice == 0, format!("{} shards were recorded twice", self.recorded_twice)),
             (self.dedup_rows_left == 0, format!("{} rows of records were left", self.dedup_rows_left)),
-            (
-                self.promise == Promise::AtLeastOnce || self.duplicates == 0,
-                format!("{} findings were made again, where once is promised", self.duplicates),
-            ),
         ];
-        self.faults.extend(must.into_iter().filter(|(holds, _)| !holds).map(|(_, fault)| fault));
+        let must = always.into_iter().chain(at_its_end.into_iter().filter(|_| ended));
+        self.faults.extend(must.filter(|(holds, _)| !holds).map(|(_, fault)| fault));
     }
 
-    /// Takes under which keys a program or a service was asked, and notes if it was not one for each shard, or two shards had the same;
-    /// or if no shard was asked for more than once, for then nothing was shown.
-    pub fn keys(&mut self, keys: Keys, shards: u64) {
+    /// Takes under which keys a program or a service was asked. Notes if a shard had several, or two the same; and of an execution with
+    /// so many shards that came to its end, if one was not asked for, or none more than once: then nothing was shown.
+    pub fn keys(&mut self, keys: Keys, shards: Option<u64>) {
         (self.keys_per_shard_max, self.attempts_per_shard_max) = (Some(keys.most), Some(keys.attempts));
-        if keys.shards != shards || keys.keys != shards || keys.most != 1 || keys.attempts < 2 {
-            self.faults.push(format!("{shards} shards, but asked for were {keys:?}"));
+        let own = keys.most <= 1 && keys.keys == keys.shards;
+        if !own || shards.is_some_and(|shards| keys.shards != shards || keys.attempts < 2) {
+            self.faults.push(format!("shards, and keys that they were asked for by: {keys:?}"));
         }
     }
 }

@@ -28,7 +28,7 @@ use shardcron_domain::execution::Phase;
 use shardcron_store::SqlArg;
 use std::future::Future;
 use std::time::{Duration, Instant};
-use target::{FOUND, File, UNMATCHED};
+use target::{FOUND, File, Keys, UNMATCHED};
 
 /// What can be said.
 #[derive(Args)]
@@ -120,15 +120,16 @@ async fn all(session: &mut Session, args: &WaysArgs, ways: &[Way], place: &Place
         let plan = kills::plan(*way, args.kills, seed);
         let mut answer = Answer::new(*way);
         // What one way comes to keeps no other from running.
-        if let Err(e) = one(session, &mut answer, &plan, (args, place, &other)).await {
+        let ended = one(session, &mut answer, &plan, (args, place, &other)).await.unwrap_or_else(|e| {
             answer.faults.push(format!("{e:#}"));
-        }
+            false
+        });
         let count = oracle::count(&session.ledger, fired).await?;
         answer.lost = count.lost.saturating_sub(before.lost);
         answer.recorded_twice = count.recorded_twice.saturating_sub(before.recorded_twice);
         answer.dedup_rows_left = numbers(&session.ledger, "SELECT COUNT(*) FROM once_records", &[]).await?[0];
         before = count;
-        answer.judge(&plan);
+        answer.judge(&plan, ended);
         answer.ok = answer.faults.is_empty();
         answer.faults.iter().for_each(|fault| session.voice.note(&format!("{}: {fault}", way.name())));
         answers.push(answer);
@@ -137,13 +138,13 @@ async fn all(session: &mut Session, args: &WaysArgs, ways: &[Way], place: &Place
     Ok(answers)
 }
 
-/// Runs one way and counts what it left.
+/// Runs one way and counts what it left. False: it was cancelled.
 async fn one(
     session: &mut Session,
     answer: &mut Answer,
     plan: &[Kill],
     (args, place, other): (&WaysArgs, &Place, &str),
-) -> Result<()> {
+) -> Result<bool> {
     let way = answer.way;
     target::empty(&session.ledger).await?;
     session.apply(&way.job_file(args.kills, place)).await?;
@@ -155,38 +156,43 @@ async fn one(
         Ok(course) => course,
         Err(e) => {
             let why = format!("the load test could not watch it: {e:#}");
-            // The first error is the one that counts.
-            answer.faults.extend(kills::give_up(session, execution, &why).await.unwrap_or_default());
+            let given_up = kills::give_up(session, execution, &why).await;
+            answer.faults.extend(given_up.unwrap_or_else(|e| vec![format!("{why}; and could not cancel it: {e:#}")]));
             return Err(e);
         }
     };
     answer.seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
     answer.shards = course.row.shards_total.into();
     answer.killed(course.kills);
+    let ended = course.stuck.is_empty();
     answer.faults.extend(course.stuck);
-    if course.row.phase != Phase::Success || course.row.succeeded != course.row.shards_total {
+    if ended && (course.row.phase != Phase::Success || course.row.succeeded != course.row.shards_total) {
         let (word, well, shards) = (course.row.phase.word(), course.row.succeeded, course.row.shards_total);
         answer.faults.push(format!("it is {word}: {well} of {shards} shards ended well"));
     }
     session.voice.phase(&format!("{}: counting", way.name()));
     answer.taken_over = of_execution(session, TAKEN_OVER, execution).await?;
-    if way == Way::Map {
+    if ended && way == Way::Map {
         let total = reduced(session, execution).await?;
         if total != Some(UNMATCHED) {
             answer.faults.push(format!("the reducing shard came to {total:?} flights"));
         }
     }
-    look(session, answer, execution, (args, place, other)).await
+    if let Some(keys) = look(session, answer, execution, (place, other)).await? {
+        answer.keys(keys, if ended { Some(way.shards(args.kills)) } else { None });
+    }
+    Ok(ended)
 }
 
 /// Counts in the way's target; what is in a file is copied beside the truth for that. Effects of the dead may come after the execution's
-/// end: nothing is counted before the last of its programs is gone and the last of its requests has ended.
+/// end: nothing is counted before the last of its programs is gone and the last of its requests has ended. Gives under which keys those
+/// were asked.
 async fn look(
     session: &Session,
     answer: &mut Answer,
     execution: ExecutionId,
-    (args, place, other): (&WaysArgs, &Place, &str),
-) -> Result<()> {
+    (place, other): (&Place, &str),
+) -> Result<Option<Keys>> {
     let (ledger, way) = (&session.ledger, answer.way);
     let (file, table, findings) = match way {
         Way::Exec => {
@@ -202,17 +208,16 @@ async fn look(
         }
         Way::SqlElsewhere => {
             answer.found(target::count(ledger, &format!("{other}.{FOUND}")).await?);
-            return Ok(());
+            return Ok(None);
         }
         _ => {
             answer.found(target::count(ledger, FOUND).await?);
-            return Ok(());
+            return Ok(None);
         }
     };
     file.copy(ledger, findings, execution).await?;
     answer.found(target::count(ledger, FOUND).await?);
-    answer.keys(file.keys(table, execution).await?, way.shards(args.kills));
-    Ok(())
+    Ok(Some(file.keys(table, execution).await?))
 }
 
 /// Waits until nothing is open any more, and notes how much was at first. What is open for too long is a fault, and the count goes on.

@@ -186,3 +186,32 @@ impl File {
         rows_of(&self.database, sql, &[SqlArg::Text(format!("{of}/%"))]).await.map(|rows| rows.concat())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_is_open_until_the_service_says_that_it_has_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("service.db");
+        let (one, other) = (ExecutionId(uuid::Uuid::from_u128(1)), ExecutionId(uuid::Uuid::from_u128(2)));
+        let url = format!("sqlite://{}", path.display());
+        let service = SqlLedger::connect(&url, SqlOptions::default()).await.unwrap();
+        let script = format!(
+            "CREATE TABLE calls (key TEXT NOT NULL); CREATE TABLE ended (call INTEGER PRIMARY KEY); \
+             INSERT INTO calls VALUES ('{one}/0'), ('{one}/0'), ('{one}/1'), ('{other}/0'); INSERT INTO ended VALUES (1)"
+        );
+        service.execute_script(&script).await.unwrap();
+        let file = File::open(&path).await.unwrap();
+        let mut open = file.open_requests(one).await.unwrap();
+        open.sort_unstable();
+        assert_eq!(
+            open,
+            [format!("{one}/0"), format!("{one}/1")],
+            "the second call for the first shard, and the other shard's"
+        );
+        service.execute_script("INSERT INTO ended VALUES (2), (3)").await.unwrap();
+        assert_eq!(file.open_requests(one).await.unwrap(), Vec::<String>::new());
+    }
+}
