@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 /// An execution of which no record was added for this long, and no worker killed, is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
-/// Beyond the moment that is looked for, so that kills do not all come right after a commit.
-const JITTER_MS: u64 = 250;
+/// The longest time from the records that are looked for to the kill: below the time of the part that each kill has.
+const AFTER_MS_MAX: u64 = 800;
 /// Seeds of ways are apart by their place in the list, those of runs by so much.
 const WAYS_MAX: u64 = 1_000;
 
@@ -35,7 +35,8 @@ pub enum Victim {
 pub struct Kill {
     /// It comes when the ledger counts so many records of the execution,
     pub at_records: u64,
-    /// so many milliseconds after that was seen.
+    /// so many milliseconds after that was seen. Records are counted at the end of a step: without this, kills would all come at the
+    /// beginning of one.
     pub after_ms: u64,
     /// Who.
     pub victim: Victim,
@@ -69,10 +70,11 @@ pub struct Course {
 pub fn plan(way: Way, kills: u32, seed: u64) -> Vec<Kill> {
     let mut random = StdRng::seed_from_u64(seed.wrapping_mul(WAYS_MAX).wrapping_add(way as u64));
     let part = way.killed_until(kills) / f64::from(kills.max(1));
+    let step_ms = way.step_ms(kills).clamp(1, AFTER_MS_MAX);
     let mut kills: Vec<Kill> = (0..kills)
         .map(|n| Kill {
             at_records: ((f64::from(n) + random.random_range(0.0..1.0)) * part * way.records() as f64) as u64,
-            after_ms: random.random_range(0..JITTER_MS),
+            after_ms: random.random_range(0..step_ms),
             victim: Victim::Place(random.random_range(0..WORKERS as usize)),
         })
         .collect();
@@ -218,7 +220,7 @@ mod tests {
                 }
                 let at = kill.at_records as f64;
                 assert!(at >= (n as f64 * part).floor() && at <= (n as f64 + 1.0) * part, "{way:?} {n}: {kill:?}");
-                assert!(matches!(kill.victim, Victim::Place(0..=2)) && kill.after_ms < JITTER_MS, "{kill:?}");
+                assert!(matches!(kill.victim, Victim::Place(0..=2)) && kill.after_ms < way.step_ms(kills), "{kill:?}");
             }
             let places = |place| plan.iter().filter(|kill| kill.victim == Victim::Place(place)).count();
             assert!(kills < 50 || (0..3).all(|place| places(place) > 5), "{way:?}: {plan:?}");
