@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::Cluster;
 use testkit::{wait_for, wait_until_some};
+use tokio::sync::watch;
 
 const BOUND: Duration = Duration::from_secs(25);
 
@@ -88,17 +89,24 @@ async fn a_value_is_loaded_once_for_all_processes_until_it_ends() {
     assert_eq!(other.get("17", source.load(None)).await.unwrap(), None);
 }
 
+/// Waits until so many have come to ask: what is loaded for the first of them is there for none before.
+async fn all(asking: &watch::Sender<usize>, wanted: usize) {
+    tokio::time::timeout(BOUND, asking.subscribe().wait_for(|asking| *asking == wanted)).await.unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_who_ask_at_once_load_once() {
     let (redis, source) = (redis(), Source::default());
     let cache = process(&redis, CacheOptions::default()).cache("user");
+    let asking = watch::Sender::new(0);
     let ask = |_| {
-        let (cache, source) = (cache.clone(), source.clone());
+        let (cache, source, asking) = (cache.clone(), source.clone(), asking.clone());
         tokio::spawn(async move {
             let load = async {
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                all(&asking, 1_000).await;
                 source.load(Some("Ada")).await
             };
+            asking.send_modify(|asking| *asking += 1);
             cache.get::<String, _>("17", load).await.unwrap().unwrap()
         })
     };
@@ -107,14 +115,16 @@ async fn a_thousand_who_ask_at_once_load_once() {
     }
     assert_eq!(source.asked(), 1);
     // An error is everybody's and nobody keeps it.
+    let asking = watch::Sender::new(0);
     let failing = |n: usize| {
-        let (cache, source) = (cache.clone(), source.clone());
+        let (cache, source, asking) = (cache.clone(), source.clone(), asking.clone());
         tokio::spawn(async move {
             let load = async {
                 let _: Option<String> = source.load(None).await?;
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                all(&asking, 100).await;
                 Err(ShardError::transient(format!("the source is away ({n})")))
             };
+            asking.send_modify(|asking| *asking += 1);
             cache.get::<String, _>("18", load).await
         })
     };

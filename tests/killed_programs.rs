@@ -28,7 +28,20 @@ fn summaries(cluster: &Cluster, id: ExecutionId) -> i64 {
     ))
 }
 
-/// The example's program, which emits its shards with a pause behind each: the worker dies after some, and none of them counts.
+/// Behind each emit: it is noted, and behind the second of the first attempt the program waits for its worker's death, and ends then.
+const AFTER_AN_EMIT: &str = r#"
+        noted = open(os.path.join(os.path.dirname(__file__), "emitted"), "a")
+        noted.write(os.environ["SHARDCRON_ATTEMPT"])
+        noted.close()
+        if os.environ["SHARDCRON_ATTEMPT"] == "1" and os.path.getsize(noted.name) == 2:
+            import time
+            worker = os.getppid()
+            while os.getppid() == worker:
+                time.sleep(0.01)
+            os._exit(1)
+"#;
+
+/// The example's program: the worker dies when it has emitted two of its shards, and none of them counts.
 #[test]
 fn a_worker_killed_while_a_program_emits_leaves_each_shard_once() {
     let mut cluster = Cluster::embedded();
@@ -37,11 +50,8 @@ fn a_worker_killed_while_a_program_emits_leaves_each_shard_once() {
     let program = std::fs::read_to_string(example().join("by_carrier.py")).unwrap();
     let emit = "        say(\"emit\", payload={\"carriers\": carriers, \"flights\": flights})\n";
     assert!(program.contains(emit), "the example emits otherwise by now");
-    let slow = format!(
-        "{emit}        open(os.path.join(os.path.dirname(__file__), \"emitted\"), \"a\").write(os.environ[\"SHARDCRON_ATTEMPT\"])\n        \
-         __import__(\"time\").sleep(0.7)\n"
-    );
-    std::fs::write(folder.join("by_carrier.py"), program.replace(emit, &slow)).unwrap();
+    let held = format!("{emit}{AFTER_AN_EMIT}");
+    std::fs::write(folder.join("by_carrier.py"), program.replace(emit, &held)).unwrap();
     cluster.set("SHARDCRON_WORKER_ALLOW_EXEC", "python3");
     cluster.set("SHARDCRON_WORKER_WORK_DIR", &folder.display().to_string());
     cluster.set("SHARDCRON_WORKER_LEFTOVERS", "kill");

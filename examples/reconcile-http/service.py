@@ -34,6 +34,7 @@ class Register:
             database.execute("CREATE TABLE IF NOT EXISTS unmatched (flight INTEGER NOT NULL, tailnum TEXT NOT NULL, key TEXT NOT NULL)")
             database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
             database.execute("CREATE TABLE IF NOT EXISTS calls (key TEXT NOT NULL, attempt INTEGER NOT NULL, shard INTEGER NOT NULL)")
+            database.execute("CREATE TABLE IF NOT EXISTS ended (call INTEGER PRIMARY KEY)")
         self.running = set()
         self.lock = threading.Lock()
 
@@ -45,7 +46,11 @@ class Register:
         return row and row[0]
 
     def called(self, key, attempt, shard):
-        self.connect().execute("INSERT INTO calls VALUES (?, ?, ?)", (key, attempt, shard))
+        return self.connect().execute("INSERT INTO calls VALUES (?, ?, ?)", (key, attempt, shard)).lastrowid
+
+    def ended(self, call):
+        """It was answered, whether or not somebody still listened. Nothing more comes of it, but where it was answered with 202."""
+        self.connect().execute("INSERT INTO ended VALUES (?)", (call,))
 
     def reconcile(self, key, wanted, pause_ms, forgetful=False):
         first, last = wanted["slice"]["range"]["from"], wanted["slice"]["range"]["to"]
@@ -65,10 +70,22 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     register = None
 
+    def handle(self):
+        try:
+            super().handle()
+        except ConnectionError:
+            pass  # whoever called was killed between two of its requests
+
     def do_POST(self):
         wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         key = self.headers["Idempotency-Key"]
-        self.register.called(key, int(self.headers["Shardcron-Attempt"]), wanted["shard_index"])
+        call = self.register.called(key, int(self.headers["Shardcron-Attempt"]), wanted["shard_index"])
+        try:
+            self.work(key, wanted)
+        finally:
+            self.register.ended(call)
+
+    def work(self, key, wanted):
         pause_ms = wanted["params"].get("pause_ms", 0)
         how = parse_qs(urlsplit(self.path).query)
         if "forgetful" in how:

@@ -4,80 +4,39 @@
 
 mod common;
 
-use common::{Fault, Lossy};
-use shardcron_domain::job::{HandlerSpec, OverlapPolicy, RetryPolicy};
-use shardcron_domain::plan::ShardPlan;
+use common::Fault;
+use common::fired::{Fired, T0, copied, quick, source_and_target};
+use shardcron_domain::Incarnation;
+use shardcron_domain::job::{HandlerSpec, RetryPolicy};
 use shardcron_domain::recovery::Reclaim;
 use shardcron_domain::shard::{FailureClass, Phase, ReclaimReason};
-use shardcron_domain::{AttemptRef, ExecutionId, Incarnation};
-use shardcron_handlers::{HandlerOptions, Handlers, SqlLimits};
-use shardcron_sdk::testing::TestContext;
+use shardcron_handlers::{HandlerOptions, Handlers};
 use shardcron_sdk::{Registry, ShardContext, ShardError, ShardOutput};
-use shardcron_store::sql::{SqlLedger, SqlOptions};
+use shardcron_store::sql::SqlLedger;
 use shardcron_store::*;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::Arc;
 use uuid::Uuid;
 
-const T0: i64 = 1_772_323_200_000;
+const JOB: &str = "handler = { sql = \"SELECT 1\", database = \"target\" }";
 const COPY: &str = "INSERT INTO dst (id) SELECT id FROM src WHERE id BETWEEN :shard_from AND :shard_to";
 
 struct World {
-    ledger: SqlLedger,
+    fired: Fired,
     target: SqlLedger,
     target_url: String,
-    epoch: shardcron_domain::Epoch,
-    execution: ExecutionId,
-    _folder: tempfile::TempDir,
 }
 
 impl World {
-    /// A ledger, and beside it a database with keys 1 to 40 in `src` and a `dst` that would take a key twice.
+    /// One shard, and the tables in a database beside the ledger.
     async fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let url = |name: &str| format!("sqlite://{}", folder.path().join(name).display());
-        let target_url = url("target.db");
-        let ledger = SqlLedger::connect(&url("ledger.db"), SqlOptions::default()).await.unwrap();
-        ledger.migrate().await.unwrap();
-        let target = SqlLedger::connect(&target_url, SqlOptions::default()).await.unwrap();
-        target.execute_script("CREATE TABLE src (id BIGINT); CREATE TABLE dst (id BIGINT)").await.unwrap();
-        target.insert_rows("src", &["id"], (1..=40).map(|id| vec![SqlArg::Int(id)]).collect()).await.unwrap();
-        let text = "[job.copy]\nhandler = { sql = \"SELECT 1\", database = \"target\" }\n";
-        let spec = shardcron_domain::jobfile::parse(text).unwrap().remove(0);
-        ledger.apply_jobs(&[(spec, None)], "test", T0).await.unwrap();
-        let job = ledger.job("copy").await.unwrap().unwrap().id;
-        let epoch = ledger.begin_epoch("test", T0).await.unwrap();
-        let execution = ExecutionId(Uuid::from_u128(0x0193_9d5e_7c1a_7def_8000_1234_5678_90ac));
-        let new = NewExecution {
-            id: execution,
-            plan: ShardPlan::Range { from: 1, to: 40, count: 1 },
-            params: Params::new(),
-            tier: "core".into(),
-            timeout_ms: None,
-            stall_ms: None,
-            overlap: OverlapPolicy::Allow,
-        };
-        let intent = FireIntent {
-            job,
-            version: 1,
-            fire_key: "one".into(),
-            nominal_ms: T0,
-            scheduled: true,
-            action: FireAction::Fire(new),
-            next_fire_ms: None,
-            extra: Default::default(),
-        };
-        ledger.fire(epoch, &[intent], T0).await.unwrap();
-        ledger.mark_dispatched(epoch, &[(execution, 1)], &[]).await.unwrap();
-        World { ledger, target, target_url, epoch, execution, _folder: folder }
+        let fired = Fired::new(JOB, 1).await;
+        let (target, target_url) = fired.beside("target.db").await;
+        source_and_target(&target).await;
+        World { fired, target, target_url }
     }
 
     async fn claim(&self, attempt: u32) -> ShardContext {
-        let owner = Incarnation(Uuid::now_v7());
-        let attempt = AttemptRef { execution: self.execution, index: 0, attempt };
-        let claimed = self.ledger.claim(owner, &[attempt], T0 + 86_400_000).await.unwrap().remove(0).unwrap();
-        let slice = ShardPlan::Range { from: 1, to: 40, count: 1 }.slice(0).unwrap();
-        ShardContext { attempt, owner, checkpoint: claimed.checkpoint, ..TestContext::new(slice).context() }
+        self.fired.claim(Incarnation(Uuid::now_v7()), self.fired.attempt(0, attempt), "nobody").await
     }
 
     async fn run(
@@ -86,30 +45,17 @@ impl World {
         (sql, chunk): (&str, Option<u32>),
         faults: &[Fault],
     ) -> std::result::Result<ShardOutput, ShardError> {
-        let faults = Mutex::new(faults.iter().copied().collect());
-        let lossy = Lossy { ledger: self.ledger.clone(), faults };
-        let mut options = HandlerOptions::over(Arc::new(lossy), Registry::default())
+        let mut options = HandlerOptions::over(Arc::new(self.fired.behind(faults)), Registry::default())
             .databases([("target".to_owned(), self.target_url.clone())]);
-        options.sql = SqlLimits {
-            first_wait: Duration::from_millis(1),
-            max_wait: Duration::from_millis(2),
-            patience: Duration::from_millis(20),
-            ..SqlLimits::default()
-        };
+        options.sql = quick();
         let spec = HandlerSpec::Sql { sql: sql.into(), chunk, database: Some("target".into()) };
         Handlers::new(options).resolve(&spec).unwrap().run(context).await
     }
 
-    async fn copied(&self) -> Vec<i64> {
-        let rows = self.target.query("SELECT id FROM dst ORDER BY id", &[]).await.unwrap();
-        rows.into_iter().map(|row| if let SqlArg::Int(id) = row[0] { id } else { panic!("{row:?}") }).collect()
-    }
-
     async fn ended_well(&self, what: &str) {
-        assert_eq!(self.copied().await, (1..=40).collect::<Vec<_>>(), "{what}");
-        assert_eq!(self.ledger.rows_done(self.execution).await.unwrap(), 40, "{what}");
-        let shard = self.ledger.shards(self.execution, 0, 1).await.unwrap().remove(0);
-        assert_eq!(shard.phase, Phase::Success, "{what}");
+        assert_eq!(copied(&self.target).await, (1..=40).collect::<Vec<_>>(), "{what}");
+        assert_eq!(self.fired.ledger.rows_done(self.fired.execution).await.unwrap(), 40, "{what}");
+        assert_eq!(self.fired.shard(0).await.phase, Phase::Success, "{what}");
     }
 }
 
@@ -141,8 +87,8 @@ async fn who_dies_between_the_two_commits_is_gone_on_from() {
             faults.extend([Fault::Away; 1_000]);
             world.run(context, (COPY, chunk), &faults).await.unwrap_err();
             let reclaim = Reclaim { attempt, owner, reason: ReclaimReason::WorkerLost };
-            let verdict = world.ledger.reclaim(world.epoch, &[(reclaim, RetryPolicy::default())], T0).await.unwrap();
-            assert!(verdict[0].is_ok());
+            let (ledger, reclaims) = (&world.fired.ledger, [(reclaim, RetryPolicy::default())]);
+            assert!(ledger.reclaim(world.fired.epoch, &reclaims, T0).await.unwrap()[0].is_ok());
             let context = world.claim(2).await;
             world.run(context, (COPY, chunk), &[]).await.unwrap();
             world.ended_well(&format!("{chunk:?}, died at {died}")).await;
@@ -157,11 +103,8 @@ async fn what_can_not_run_says_why() {
     let error = world.run(context, ("INSERT INTO nowhere VALUES (1)", None), &[]).await.unwrap_err();
     assert_eq!(error.class, FailureClass::Permanent);
     assert!(error.message.contains("nowhere") && error.message.contains("'target'"), "{error}");
-    let options = HandlerOptions::over(
-        Arc::new(Lossy { ledger: world.ledger.clone(), faults: Mutex::default() }),
-        Registry::default(),
-    )
-    .databases([("target".to_owned(), "mysql://root:s3cret@127.0.0.1:1/x".to_owned())]);
+    let options = HandlerOptions::over(Arc::new(world.fired.behind(&[])), Registry::default())
+        .databases([("target".to_owned(), "mysql://root:s3cret@127.0.0.1:1/x".to_owned())]);
     let spec = HandlerSpec::Sql { sql: COPY.into(), chunk: None, database: Some("targte".into()) };
     let error = Handlers::new(options).resolve(&spec).err().unwrap();
     assert!(error.message.contains("did you mean 'target'?") && !error.message.contains("s3cret"), "{error}");

@@ -5,84 +5,35 @@
 
 mod common;
 
-use common::{Fault, Lossy};
-use shardcron_domain::job::{OverlapPolicy, RetryPolicy};
-use shardcron_domain::plan::ShardPlan;
+use common::Fault;
+use common::fired::{Fired, T0, copied, quick, source_and_target};
+use shardcron_domain::Incarnation;
+use shardcron_domain::job::RetryPolicy;
 use shardcron_domain::recovery::Reclaim;
 use shardcron_domain::shard::{Checkpoint, FailureClass, Phase, ReclaimReason};
-use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation};
-use shardcron_handlers::{SqlHandler, SqlLimits, SqlTemplate};
-use shardcron_sdk::testing::TestContext;
+use shardcron_handlers::{SqlHandler, SqlTemplate};
 use shardcron_sdk::{ShardContext, ShardError, ShardHandler, ShardOutput};
-use shardcron_store::sql::{SqlLedger, SqlOptions};
 use shardcron_store::*;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::ops::Deref;
+use std::sync::Arc;
 use uuid::Uuid;
 
-const T0: i64 = 1_772_323_200_000;
 const OWNER: Incarnation = Incarnation(Uuid::from_u128(7));
 const COPY: &str = "INSERT INTO dst (id, who) SELECT id, :who FROM src WHERE id BETWEEN :shard_from AND :shard_to";
 
-struct World {
-    ledger: SqlLedger,
-    epoch: Epoch,
-    execution: ExecutionId,
-    _folder: tempfile::TempDir,
-}
+struct World(Fired);
 
 impl World {
-    /// Keys 1 to 40 in `src`, an empty `dst` that would take a key twice, and an execution of two shards, handed out.
+    /// Two shards, and the tables in the ledger's database.
     async fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let url = format!("sqlite://{}", folder.path().join("ledger.db").display());
-        let ledger = SqlLedger::connect(&url, SqlOptions::default()).await.unwrap();
-        ledger.migrate().await.unwrap();
-        ledger.execute_script("CREATE TABLE src (id BIGINT); CREATE TABLE dst (id BIGINT, who TEXT)").await.unwrap();
-        ledger.insert_rows("src", &["id"], (1..=40).map(|id| vec![SqlArg::Int(id)]).collect()).await.unwrap();
-        let text = format!(
-            "[job.copy]\nhandler = {{ sql = \"{COPY}\" }}\nshards = {{ range = {{ from = 1, to = 40 }}, count = 2 }}\n"
-        );
-        let spec = shardcron_domain::jobfile::parse(&text).unwrap().remove(0);
-        ledger.apply_jobs(&[(spec, None)], "test", T0).await.unwrap();
-        let job = ledger.job("copy").await.unwrap().unwrap().id;
-        let epoch = ledger.begin_epoch("test", T0).await.unwrap();
-        let execution = ExecutionId(Uuid::from_u128(0x0193_9d5e_7c1a_7def_8000_1234_5678_90ab));
-        let new = NewExecution {
-            id: execution,
-            plan: ShardPlan::Range { from: 1, to: 40, count: 2 },
-            params: Params::new(),
-            tier: "core".into(),
-            timeout_ms: None,
-            stall_ms: None,
-            overlap: OverlapPolicy::Allow,
-        };
-        let intent = FireIntent {
-            job,
-            version: 1,
-            fire_key: "one".into(),
-            nominal_ms: T0,
-            scheduled: true,
-            action: FireAction::Fire(new),
-            next_fire_ms: None,
-            extra: Default::default(),
-        };
-        assert_eq!(ledger.fire(epoch, &[intent], T0).await.unwrap(), [FireOutcome::Fired(execution)]);
-        ledger.materialize(epoch, execution, 2).await.unwrap();
-        ledger.mark_dispatched(epoch, &[(execution, 2)], &[]).await.unwrap();
-        World { ledger, epoch, execution, _folder: folder }
-    }
-
-    fn attempt(&self, index: u32, attempt: u32) -> AttemptRef {
-        AttemptRef { execution: self.execution, index, attempt }
+        let shards = "shards = { range = { from = 1, to = 40 }, count = 2 }";
+        let fired = Fired::new(&format!("handler = {{ sql = \"{COPY}\" }}\n{shards}"), 2).await;
+        source_and_target(&fired.ledger).await;
+        World(fired)
     }
 
     async fn claim(&self, index: u32, attempt: u32) -> ShardContext {
-        let attempt = self.attempt(index, attempt);
-        let claimed = self.ledger.claim(OWNER, &[attempt], T0 + 60_000).await.unwrap().remove(0).unwrap();
-        let slice = ShardPlan::Range { from: 1, to: 40, count: 2 }.slice(index).unwrap();
-        let base = TestContext::new(slice).param("who", "it's; DROP TABLE src; --").context();
-        ShardContext { attempt, owner: OWNER, checkpoint: claimed.checkpoint, ..base }
+        self.0.claim(OWNER, self.attempt(index, attempt), "it's; DROP TABLE src; --").await
     }
 
     async fn run(
@@ -92,24 +43,20 @@ impl World {
         chunk: Option<u32>,
         faults: &[Fault],
     ) -> std::result::Result<ShardOutput, ShardError> {
-        let limits = SqlLimits {
-            first_wait: Duration::from_millis(1),
-            max_wait: Duration::from_millis(2),
-            patience: Duration::from_millis(20),
-            ..SqlLimits::default()
-        };
-        let faults = Mutex::new(faults.iter().copied().collect());
-        let ledger = Lossy { ledger: self.ledger.clone(), faults };
-        SqlHandler::new(Arc::new(ledger), SqlTemplate::parse(sql).unwrap(), chunk, limits).run(context).await
+        let template = SqlTemplate::parse(sql).unwrap();
+        SqlHandler::new(Arc::new(self.behind(faults)), template, chunk, quick()).run(context).await
     }
 
     async fn copied(&self) -> Vec<i64> {
-        let rows = self.ledger.query("SELECT id FROM dst ORDER BY id", &[]).await.unwrap();
-        rows.into_iter().map(|row| if let SqlArg::Int(id) = row[0] { id } else { panic!("{row:?}") }).collect()
+        copied(&self.ledger).await
     }
+}
 
-    async fn shard(&self, index: u32) -> ShardRow {
-        self.ledger.shards(self.execution, index, 1).await.unwrap().remove(0)
+impl Deref for World {
+    type Target = Fired;
+
+    fn deref(&self) -> &Fired {
+        &self.0
     }
 }
 

@@ -212,6 +212,20 @@ impl Cluster {
         }
     }
 
+    /// Starts another in the place of each process that has ended by itself, so that what follows has all it needs.
+    ///
+    /// # Errors
+    /// This program can't be started again.
+    pub fn restart_ended(&mut self) -> Result<()> {
+        let mut ended = Vec::new();
+        self.running.retain_mut(|p| {
+            let gone = matches!(p.child.try_wait(), Ok(Some(_)));
+            ended.extend(gone.then_some(p.role));
+            !gone
+        });
+        ended.into_iter().try_for_each(|role| self.start(role).map(drop))
+    }
+
     /// The end of a process's log.
     pub fn tail_of(&self, name: &str) -> String {
         let text = self.log(name);

@@ -44,6 +44,23 @@ fn parse_cpu(stat: &str) -> Option<f64> {
     Some(ticks / TICKS_PER_SECOND)
 }
 
+/// Processes that were started with a value of a variable that begins so, with their names. One that has ended, or is just ending, has no
+/// environment any more and can do nothing either.
+pub fn with_variable(variable: &str, begin: &str) -> Vec<String> {
+    let wanted = format!("{variable}={begin}");
+    let Ok(all) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let ids = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let carries = |id: &u32| {
+        let environment = std::fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|one| one.starts_with(wanted.as_bytes()))
+    };
+    let name = |id| {
+        let name = std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
+        format!("{} ({id})", name.trim())
+    };
+    ids.filter(carries).map(name).collect()
+}
+
 /// Processors that this process may use.
 pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -67,5 +84,21 @@ mod tests {
         assert_eq!(peak_rss_mib(u32::MAX), None);
         let held = held(std::process::id()).unwrap();
         assert!(held.rss_mib > 1.0 && held.handles > 2.0 && held.threads >= 1.0, "{held:?}");
+    }
+    #[test]
+    fn finds_processes_by_what_they_were_started_with() {
+        let mark = format!("of-{}", std::process::id());
+        let mut child =
+            std::process::Command::new("sleep").arg("300").env("LOADTEST_MARK", format!("{mark}/1/2")).spawn().unwrap();
+        // The environment is the program's own only once it has been executed.
+        let found = testkit::poll(std::time::Duration::from_secs(10), || {
+            Some(with_variable("LOADTEST_MARK", &format!("{mark}/"))).filter(|found| !found.is_empty())
+        });
+        let other = with_variable("LOADTEST_MARK", &format!("{mark}/2"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, Some(vec![format!("sleep ({})", child.id())]));
+        assert!(other.is_empty(), "{other:?}");
+        assert!(with_variable("LOADTEST_MARK", &mark).is_empty(), "gone");
     }
 }

@@ -108,15 +108,33 @@ fn every_way_to_write_a_job_finds_the_same_although_a_worker_is_killed() {
     }
     for way in answer.as_array().unwrap() {
         assert_eq!((way["rows"].as_u64(), way["wrong"].as_u64()), (Some(52_606), Some(0)), "{way}");
-        assert_eq!(way["kills"].as_u64(), Some(1), "{way}");
+        assert_eq!((way["kills"].as_u64(), way["kills_hit"].as_u64()), (Some(1), Some(1)), "{way}");
         assert!(way["taken_over"].as_u64().unwrap() > 0, "{way}");
         if way["promise"] == "once" {
             assert_eq!(way["duplicates"].as_u64(), Some(0), "{way}");
         }
         if ["exec", "http", "http-key"].contains(&way["way"].as_str().unwrap()) {
             assert_eq!(way["keys_per_shard_max"].as_u64(), Some(1), "{way}");
+            assert!(way["open_at_end"].as_u64().is_some(), "the count looked for what the dead had left: {way}");
         }
         assert_eq!(way["ok"].as_bool(), Some(true), "{way}");
+    }
+}
+
+/// A second is too short for either: both are tried, and each says why it was cancelled and what stood open.
+#[test]
+fn a_way_that_does_not_end_is_cancelled_and_the_next_one_runs() {
+    let (well, answer) = loadtest(&["ways", "--kills", "1", "--seed", "7", "--only", "sql", "map", "--bound", "1"]);
+    assert!(!well, "{answer}");
+    let ways = answer.as_array().unwrap();
+    assert_eq!(ways.iter().map(|way| way["way"].as_str().unwrap()).collect::<Vec<_>>(), ["sql", "map"], "{answer}");
+    for way in ways {
+        let faults: Vec<&str> = way["faults"].as_array().unwrap().iter().map(|fault| fault.as_str().unwrap()).collect();
+        let said = |words: &str| faults.iter().any(|fault| fault.contains(words));
+        assert!(said("not ended within 1 s: ") && said("cancelled: it is cancelled now"), "{faults:?}");
+        let open = format!("ways-{} of ", way["way"].as_str().unwrap());
+        assert!(said(&open) && said("has not ended: of "), "what stood open: {faults:?}");
+        assert_eq!((way["ok"].as_bool(), way["lost"].as_u64()), (Some(false), Some(0)), "{way}");
     }
 }
 

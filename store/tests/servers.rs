@@ -7,6 +7,7 @@ use common::*;
 use shardcron_domain::shard::Checkpoint;
 use shardcron_store::sql::{SqlLedger, SqlOptions};
 use shardcron_store::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -222,59 +223,82 @@ async fn b_02_what_is_larger_than_a_packet_ends_clearly_and_loses_nothing() {
     drop(server);
 }
 
-/// Sixteen workers as processes, people who look, and somebody who holds the write lock for three seconds: nobody is told "locked".
+/// Workers, each with a part of the shards.
+const WORKERS: u32 = 16;
+/// Looks of a person who looks five times a second, in three seconds.
+const LOOKS: usize = 15;
+
+/// Sixteen workers as processes, people who look, and somebody who holds the write lock until everybody waits for it and people have looked
+/// for three seconds: nobody is told "locked".
 #[tokio::test(flavor = "multi_thread")]
 async fn b_05_several_processes_share_a_file() {
     let world = sqlite().await;
     let shards = 1_600;
     let (_, _, id) = fired(&world.ledger, shards).await;
+    let looks = std::sync::Arc::new(AtomicUsize::new(0));
+    let writing = std::sync::Arc::new(AtomicUsize::new(0));
+    let (held, is_held) = tokio::sync::watch::channel(false);
     // Somebody from outside holds the write lock again and again.
     let path = world.url.trim_start_matches("sqlite://").to_owned();
     let outside = SqlLedger::connect(&format!("sqlite://{path}"), SqlOptions::default()).await.unwrap();
+    let (seen, wait_for_it) = (looks.clone(), writing.clone());
     let hold = tokio::spawn(async move {
         for _ in 0..5 {
             let slow = "BEGIN IMMEDIATE; UPDATE meta SET jobs_revision = jobs_revision + 1; \
                         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000) SELECT SUM(i) FROM n; COMMIT;";
             outside.execute_script(slow).await.unwrap();
         }
-        // Once for three seconds: a person who left a transaction open.
+        // Once for longer: a person who left a transaction open.
         outside.execute_script("BEGIN IMMEDIATE; UPDATE meta SET jobs_revision = jobs_revision + 1").await.unwrap();
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        held.send_replace(true);
+        let before = seen.load(Ordering::Relaxed);
+        let all = || async {
+            let looked = seen.load(Ordering::Relaxed) >= before + LOOKS;
+            looked && wait_for_it.load(Ordering::Relaxed) == WORKERS as usize
+        };
+        common::cases::until("everybody to wait for the lock while people look", Duration::from_secs(8), all).await;
         outside.execute_script("COMMIT").await.unwrap();
     });
-    // People look meanwhile, five times a second, and are never told that it is locked.
+    // People look meanwhile, and are never told that it is locked.
     let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let people = world.again().await;
-    let stop = done.clone();
+    let (stop, seen) = (done.clone(), looks.clone());
     let looking = tokio::spawn(async move {
-        let mut looks = 0;
-        while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+        let mut five_a_second = tokio::time::interval(Duration::from_millis(200));
+        while !stop.load(Ordering::Relaxed) {
+            five_a_second.tick().await;
             people.executions(None, None, 20).await.unwrap();
             people.shards(id, 0, 100).await.unwrap();
             people.overview().await.unwrap();
-            looks += 1;
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            seen.fetch_add(1, Ordering::Relaxed);
         }
-        looks
     });
     let mut tasks = tokio::task::JoinSet::new();
-    for part in 0..16 {
+    for part in 0..WORKERS {
         let ledger = world.again().await;
+        let (writing, mut is_held) = (writing.clone(), is_held.clone());
         tasks.spawn(async move {
             let me = worker();
-            let mine: Vec<_> = (0..shards).filter(|i| i % 16 == part).map(|i| attempt(id, i, 1)).collect();
-            for batch in mine.chunks(5) {
+            let mine: Vec<_> = (0..shards).filter(|i| i % WORKERS == part).map(|i| attempt(id, i, 1)).collect();
+            let batches: Vec<_> = mine.chunks(5).collect();
+            for (n, batch) in batches.iter().enumerate() {
+                // Nobody is through before the lock is held for long.
+                if n + 1 == batches.len() {
+                    is_held.wait_for(|held| *held).await.unwrap();
+                }
+                writing.fetch_add(1, Ordering::Relaxed);
                 assert!(ledger.claim(me, batch, T0).await.unwrap().iter().all(|c| c.is_ok()));
                 let ends: Vec<_> = batch.iter().copied().map(success).collect();
                 assert!(ledger.record(me, &ends, T0).await.unwrap().iter().all(|c| c.is_ok()));
+                writing.fetch_sub(1, Ordering::Relaxed);
                 ledger.overview().await.unwrap();
             }
         });
     }
     tasks.join_all().await;
     hold.await.unwrap();
-    done.store(true, std::sync::atomic::Ordering::Relaxed);
-    assert!(looking.await.unwrap() > 5);
+    done.store(true, Ordering::Relaxed);
+    looking.await.unwrap();
     let (tally, started) = world.ledger.tally(id).await.unwrap();
     shardcron_domain::invariants::check_tally(&tally).unwrap();
     let all = u64::from(shards);

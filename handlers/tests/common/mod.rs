@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod fired;
 pub mod server;
 
 use shardcron_domain::invariants;

@@ -162,28 +162,37 @@ impl Way {
         }
     }
 
+    /// What a step pauses: a kill can come at any time within it.
+    pub fn step_ms(self, kills: u32) -> u64 {
+        let pause = |steps: u64| total_ms(kills) * u64::from(SLOTS * WORKERS) / steps.max(1);
+        match self {
+            Way::Http | Way::HttpKey | Way::Map => WHOLE_PAUSE_MS,
+            Way::Exec => pause(FLIGHTS.div_ceil(PROGRAM_STEP)),
+            _ => pause(FLIGHTS.div_ceil(STEP.unsigned_abs())),
+        }
+    }
+
     /// The job file.
     pub fn job_file(self, kills: u32, place: &Place) -> String {
         let (name, shards) = (self.job(), self.shards(kills));
         let range = format!("{{ range = {{ from = 1, to = {FLIGHTS} }}, count = {shards} }}");
-        let pause = |steps: u64| total_ms(kills) * u64::from(SLOTS * WORKERS) / steps.max(1);
-        let stepped = pause(FLIGHTS.div_ceil(STEP.unsigned_abs()));
+        let pause_ms = self.step_ms(kills);
         let sql = |database: &str| {
             format!(
-                "shards = {range}\ntakeover = \"immediate\"\nparams = {{ pause_ms = {stepped} }}\n\
+                "shards = {range}\ntakeover = \"immediate\"\nparams = {{ pause_ms = {pause_ms} }}\n\
                  handler = {{ chunk = {STEP}, sql = \"\"\"{}\"\"\"{database} }}",
                 statements()
             )
         };
         let rust = |handler: &str| {
             format!(
-                "shards = {range}\ntakeover = \"immediate\"\nparams = {{ pause_ms = {stepped} }}\nhandler = {{ rust = \"{handler}\" }}"
+                "shards = {range}\ntakeover = \"immediate\"\nparams = {{ pause_ms = {pause_ms} }}\nhandler = {{ rust = \"{handler}\" }}"
             )
         };
         let http = |query: &str| {
             let url = place.service.as_deref().unwrap_or_default();
             format!(
-                "shards = {range}\nparams = {{ pause_ms = {WHOLE_PAUSE_MS} }}\n\
+                "shards = {range}\nparams = {{ pause_ms = {pause_ms} }}\n\
                  handler = {{ http = {{ url = \"{url}/reconcile{query}\", timeout = \"30s\" }} }}"
             )
         };
@@ -194,9 +203,8 @@ impl Way {
             Way::RustOnce => rust("ways-once"),
             Way::Exec => {
                 let (data, target) = (examples().join("reconcile-flights/data"), place.of_programs());
-                let pause = pause(FLIGHTS.div_ceil(PROGRAM_STEP));
                 format!(
-                    "shards = {range}\nparams = {{ data = '{}', target = '{}', pause_ms = {pause} }}\n\
+                    "shards = {range}\nparams = {{ data = '{}', target = '{}', pause_ms = {pause_ms} }}\n\
                      handler = {{ exec = {{ run = [\"python3\", \"reconcile.py\"], dir = \"reconcile-python\" }} }}",
                     data.display(),
                     target.display()
@@ -206,7 +214,7 @@ impl Way {
             Way::HttpKey => http(""),
             Way::Map => format!(
                 "shards = {{ map = {{ reduce = true, max = {shards} }} }}\ntakeover = \"immediate\"\n\
-                 params = {{ flights = {FLIGHTS}, tasks = {shards}, pause_ms = {WHOLE_PAUSE_MS}, emit_pause_ms = {} }}\n\
+                 params = {{ flights = {FLIGHTS}, tasks = {shards}, pause_ms = {pause_ms}, emit_pause_ms = {} }}\n\
                  handler = {{ rust = \"ways-map\" }}",
                 EMIT_MS / shards
             ),

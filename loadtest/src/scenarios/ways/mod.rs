@@ -1,6 +1,7 @@
 //! reconcile-flights in every way in which a job can be written, each with workers killed at random in the middle. Every way has to
 //! find the same flights; where "once" is promised, none of them twice.
 
+mod answer;
 mod handlers;
 mod jobs;
 mod kills;
@@ -11,22 +12,23 @@ pub use handlers::with_ways;
 
 use crate::cluster::ClusterOptions;
 use crate::oracle::{self, Count};
+use crate::procfs;
 use crate::report;
 use crate::rows::numbers;
 use crate::services::ServiceArgs;
 use crate::session::{Session, TIER, Voice};
+use answer::{Answer, print};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use jobs::{Place, Promise, SLOTS, WORKERS, Way};
-use rand::SeedableRng;
-use rand::rngs::StdRng;
-use serde::Serialize;
+use jobs::{Place, SLOTS, WORKERS, Way};
+use kills::Kill;
 use service::Service;
 use shardcron_domain::ExecutionId;
 use shardcron_domain::execution::Phase;
 use shardcron_store::SqlArg;
+use std::future::Future;
 use std::time::{Duration, Instant};
-use target::{FOUND, File, Found, Keys, UNMATCHED};
+use target::{FOUND, File, Keys, UNMATCHED};
 
 /// What can be said.
 #[derive(Args)]
@@ -38,8 +40,11 @@ pub struct WaysArgs {
     #[arg(long)]
     seed: Option<u64>,
     /// Only these ways
-    #[arg(long, num_args = 1.., value_name = "NAME")]
+    #[arg(long, visible_alias = "only", num_args = 1.., value_name = "NAME")]
     way: Vec<Way>,
+    /// Cancel a way that has not ended after so many seconds; if absent, two minutes and ten seconds for each kill
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    bound: Option<u64>,
     /// Answer in JSON
     #[arg(long)]
     json: bool,
@@ -47,40 +52,15 @@ pub struct WaysArgs {
     services: ServiceArgs,
 }
 
-/// What came of one way.
-#[derive(Debug, Serialize)]
-struct Answer {
-    way: Way,
-    promise: Promise,
-    kills: u32,
-    /// Attempts that were taken over from the dead.
-    taken_over: u64,
-    shards: u64,
-    /// Flights found, each counted once.
-    rows: u64,
-    /// Flights that were not found, and findings that are none.
-    wrong: u64,
-    /// Findings that were made again.
-    duplicates: u64,
-    /// Whether the sums by carrier are the published ones.
-    by_carrier: bool,
-    /// The most keys that a program or a service saw for one shard.
-    /// Absent (null) where no key is shown to anybody.
-    keys_per_shard_max: Option<u64>,
-    /// The most attempts that it saw of one shard.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    attempts_per_shard_max: Option<u64>,
-    /// Rows of records that were to be worked on once, at the end.
-    dedup_rows_left: u64,
-    lost: u64,
-    recorded_twice: u64,
-    seconds: f64,
-    ok: bool,
-}
-
-/// What one look for the end of late requests waits.
+/// What a way may take that nobody is killed in, and once more for each kill.
+const BOUND: Duration = Duration::from_secs(120);
+const BOUND_PER_KILL: Duration = Duration::from_secs(10);
+/// Between two looks for what goes on after an execution's end.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-const LATE_PATIENCE: Duration = Duration::from_secs(20);
+/// What goes on for longer is a fault. A request takes its pause and its insert, a program dies of its closed output at the next step.
+const LATE_PATIENCE: Duration = Duration::from_secs(60);
+/// The variable by which each process of an attempt can be known, as the `exec` handler documents it: `<execution>/<shard>/<attempt>`.
+const MARK: &str = "SHARDCRON_ATTEMPT_ID";
 
 /// Runs it. True: every way had all its kills, found what there is, and kept its promise.
 ///
@@ -137,89 +117,128 @@ async fn all(session: &mut Session, args: &WaysArgs, ways: &[Way], place: &Place
     let mut answers = Vec::new();
     let mut before = Count::default();
     for (fired, way) in (1..).zip(ways) {
-        // Each way draws the same, whichever others are run.
-        let mut random = StdRng::seed_from_u64(seed.wrapping_mul(1_000).wrapping_add(*way as u64));
-        target::empty(&session.ledger).await?;
-        session.apply(&way.job_file(args.kills, place)).await?;
-        session.voice.phase(way.name());
-        let began = Instant::now();
-        let (execution, _) = session.fire(&way.job()).await?;
-        let (row, kills) = kills::run(session, *way, execution, args.kills, &mut random).await?;
-        let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
-        session.voice.phase(&format!("{}: counting", way.name()));
-        let (found, keys) = look(session, *way, execution, place, &other).await?;
+        let plan = kills::plan(*way, args.kills, seed);
+        let mut answer = Answer::new(*way);
+        // What one way comes to keeps no other from running.
+        let ended = one(session, &mut answer, &plan, (args, place, &other)).await.unwrap_or_else(|e| {
+            answer.faults.push(format!("{e:#}"));
+            false
+        });
         let count = oracle::count(&session.ledger, fired).await?;
-        let mut answer = Answer {
-            way: *way,
-            promise: way.promise(),
-            kills,
-            taken_over: of_execution(session, TAKEN_OVER, execution).await?,
-            shards: row.shards_total.into(),
-            rows: found.rows,
-            wrong: found.wrong,
-            duplicates: found.duplicates,
-            by_carrier: found.by_carrier,
-            keys_per_shard_max: keys.map(|keys| keys.most),
-            attempts_per_shard_max: keys.map(|keys| keys.attempts),
-            dedup_rows_left: numbers(&session.ledger, "SELECT COUNT(*) FROM once_records", &[]).await?[0],
-            lost: count.lost.saturating_sub(before.lost),
-            recorded_twice: count.recorded_twice.saturating_sub(before.recorded_twice),
-            seconds,
-            ok: false,
-        };
-        let ended_well = row.phase == Phase::Success && row.succeeded == row.shards_total;
-        let reduced = *way != Way::Map || reduced(session, execution).await? == Some(UNMATCHED);
-        let keys_kept = keys.is_none_or(|keys| keys_kept(keys, way.shards(args.kills)));
-        answer.ok = ended_well && reduced && keys_kept && kept(&answer, args.kills);
-        answers.push(answer);
+        answer.lost = count.lost.saturating_sub(before.lost);
+        answer.recorded_twice = count.recorded_twice.saturating_sub(before.recorded_twice);
+        answer.dedup_rows_left = numbers(&session.ledger, "SELECT COUNT(*) FROM once_records", &[]).await?[0];
         before = count;
+        answer.judge(&plan, ended);
+        answer.ok = answer.faults.is_empty();
+        answer.faults.iter().for_each(|fault| session.voice.note(&format!("{}: {fault}", way.name())));
+        answers.push(answer);
+        session.cluster.restart_ended()?;
     }
     Ok(answers)
 }
 
-/// What must hold of every way, and of those that promise "once".
-fn kept(answer: &Answer, kills: u32) -> bool {
-    let exact = answer.rows == UNMATCHED && answer.wrong == 0 && answer.by_carrier;
-    let killed = answer.kills == kills && answer.taken_over > 0;
-    let recorded = answer.lost == 0 && answer.recorded_twice == 0 && answer.dedup_rows_left == 0;
-    exact && killed && recorded && (answer.promise == Promise::AtLeastOnce || answer.duplicates == 0)
+/// Runs one way and counts what it left. False: it was cancelled.
+async fn one(
+    session: &mut Session,
+    answer: &mut Answer,
+    plan: &[Kill],
+    (args, place, other): (&WaysArgs, &Place, &str),
+) -> Result<bool> {
+    let way = answer.way;
+    target::empty(&session.ledger).await?;
+    session.apply(&way.job_file(args.kills, place)).await?;
+    session.voice.phase(way.name());
+    let began = Instant::now();
+    let (execution, _) = session.fire(&way.job()).await?;
+    let bound = args.bound.map_or(BOUND + BOUND_PER_KILL * args.kills, Duration::from_secs);
+    let course = match kills::run(session, way, execution, plan, bound).await {
+        Ok(course) => course,
+        Err(e) => {
+            let why = format!("the load test could not watch it: {e:#}");
+            let given_up = kills::give_up(session, execution, &why).await;
+            answer.faults.extend(given_up.unwrap_or_else(|e| vec![format!("{why}; and could not cancel it: {e:#}")]));
+            return Err(e);
+        }
+    };
+    answer.seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
+    answer.shards = course.row.shards_total.into();
+    answer.killed(course.kills);
+    let ended = course.stuck.is_empty();
+    answer.faults.extend(course.stuck);
+    if ended && (course.row.phase != Phase::Success || course.row.succeeded != course.row.shards_total) {
+        let (word, well, shards) = (course.row.phase.word(), course.row.succeeded, course.row.shards_total);
+        answer.faults.push(format!("it is {word}: {well} of {shards} shards ended well"));
+    }
+    session.voice.phase(&format!("{}: counting", way.name()));
+    answer.taken_over = of_execution(session, TAKEN_OVER, execution).await?;
+    if ended && way == Way::Map {
+        let total = reduced(session, execution).await?;
+        if total != Some(UNMATCHED) {
+            answer.faults.push(format!("the reducing shard came to {total:?} flights"));
+        }
+    }
+    if let Some(keys) = look(session, answer, execution, (place, other)).await? {
+        answer.keys(keys, if ended { Some(way.shards(args.kills)) } else { None });
+    }
+    Ok(ended)
 }
 
-/// One key for each shard, no two shards with the same, and some shard that was asked for more than once: else nothing was shown.
-fn keys_kept(keys: Keys, shards: u64) -> bool {
-    keys.shards == shards && keys.keys == shards && keys.most == 1 && keys.attempts > 1
-}
-
-/// Counts in the way's target; what is in a file is copied beside the truth for that.
+/// Counts in the way's target; what is in a file is copied beside the truth for that. Effects of the dead may come after the execution's
+/// end: nothing is counted before the last of its programs is gone and the last of its requests has ended. Gives under which keys those
+/// were asked.
 async fn look(
     session: &Session,
-    way: Way,
+    answer: &mut Answer,
     execution: ExecutionId,
-    place: &Place,
-    other: &str,
-) -> Result<(Found, Option<Keys>)> {
-    let ledger = &session.ledger;
+    (place, other): (&Place, &str),
+) -> Result<Option<Keys>> {
+    let (ledger, way) = (&session.ledger, answer.way);
     let (file, table, findings) = match way {
         Way::Exec => {
+            let open = || async { Ok(procfs::with_variable(MARK, &format!("{execution}/"))) };
+            until_none("programs of it still run", answer, open).await?;
             let sql = "SELECT flight, tailnum, times FROM unmatched WHERE key LIKE ?";
             (File::open(&place.of_programs()).await?, "starts", sql)
         }
         Way::Http | Way::HttpKey => {
-            let sql = "SELECT flight, tailnum, 1 FROM unmatched WHERE key LIKE ?";
-            (File::open(&place.of_service()).await?, "calls", sql)
+            let file = File::open(&place.of_service()).await?;
+            until_none("requests of it have not ended", answer, || file.open_requests(execution)).await?;
+            (file, "calls", "SELECT flight, tailnum, 1 FROM unmatched WHERE key LIKE ?")
         }
-        Way::SqlElsewhere => return Ok((target::count(ledger, &format!("{other}.{FOUND}")).await?, None)),
-        _ => return Ok((target::count(ledger, FOUND).await?, None)),
+        Way::SqlElsewhere => {
+            answer.found(target::count(ledger, &format!("{other}.{FOUND}")).await?);
+            return Ok(None);
+        }
+        _ => {
+            answer.found(target::count(ledger, FOUND).await?);
+            return Ok(None);
+        }
     };
-    if way == Way::Http {
-        let until = Instant::now() + LATE_PATIENCE;
-        while !file.all_requests_ended(execution).await? {
-            anyhow::ensure!(Instant::now() < until, "the service has not ended all requests within {LATE_PATIENCE:?}");
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-    }
     file.copy(ledger, findings, execution).await?;
-    Ok((target::count(ledger, FOUND).await?, Some(file.keys(table, execution).await?)))
+    answer.found(target::count(ledger, FOUND).await?);
+    Ok(Some(file.keys(table, execution).await?))
+}
+
+/// Waits until nothing is open any more, and notes how much was at first. What is open for too long is a fault, and the count goes on.
+async fn until_none<F: Future<Output = Result<Vec<String>>>>(
+    what: &str,
+    answer: &mut Answer,
+    open: impl Fn() -> F,
+) -> Result<()> {
+    let until = Instant::now() + LATE_PATIENCE;
+    loop {
+        let found = open().await?;
+        answer.open_at_end.get_or_insert(found.len() as u64);
+        if found.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            answer.faults.push(format!("after {} s {what}: {}", LATE_PATIENCE.as_secs(), found.join(", ")));
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 const TAKEN_OVER: &str =
@@ -236,30 +255,4 @@ async fn reduced(session: &Session, execution: ExecutionId) -> Result<Option<u64
     let Some(text) = rows.into_iter().next().and_then(|row| row.into_iter().next()) else { return Ok(None) };
     let summary: serde_json::Value = serde_json::from_str(&text).with_context(|| format!("the summary {text}"))?;
     Ok(summary.get("total").and_then(serde_json::Value::as_u64))
-}
-
-fn print(answers: &[Answer], seed: u64) {
-    println!("reconcile-flights in {} ways, seed {seed}; the published answer: {UNMATCHED} flights", answers.len());
-    println!(
-        "{:<17}{:<15}{:>5}  {:>10}  {:>7}  {:>5}  {:>10}  {:>14}  {:>7}",
-        "way", "promise", "kills", "taken over", "rows", "wrong", "duplicates", "keys per shard", "seconds"
-    );
-    for answer in answers {
-        let keys = answer.keys_per_shard_max.map_or_else(|| "-".to_owned(), |keys| keys.to_string());
-        println!(
-            "{:<17}{:<15}{:>5}  {:>10}  {:>7}  {:>5}  {:>10}  {keys:>14}  {:>7.1}  {}",
-            answer.way.name(),
-            answer.promise.words(),
-            answer.kills,
-            answer.taken_over,
-            answer.rows,
-            answer.wrong,
-            answer.duplicates,
-            answer.seconds,
-            if answer.ok { "ok" } else { "NOT OK" }
-        );
-    }
-    for answer in answers.iter().filter(|answer| !answer.ok) {
-        println!("{}: {answer:?}", answer.way.name());
-    }
 }

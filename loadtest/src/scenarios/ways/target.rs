@@ -1,5 +1,6 @@
 //! What each way left behind, counted in its target by statements of the scenario's own, beside the published answer.
 
+use crate::oracle::rows_of;
 use crate::rows::numbers;
 use anyhow::{Context, Result, ensure};
 use shardcron_domain::ExecutionId;
@@ -176,15 +177,41 @@ impl File {
         Ok(Keys { shards: by_shard[0], most: by_shard[1], attempts: by_shard[2], keys })
     }
 
-    /// Whether the service has come to the end of each request: their workers may be dead, their effects come all the same. A service
-    /// that forgets makes the findings of a shard once for each request.
+    /// The keys of requests that the service has not come to the end of: their workers may be dead, their effects come all the same.
     ///
     /// # Errors
     /// The database does not answer.
-    pub async fn all_requests_ended(&self, of: ExecutionId) -> Result<bool> {
-        let sql = "SELECT COUNT(*) FROM (SELECT key, COUNT(*) AS n FROM calls WHERE key LIKE ?1 GROUP BY key) c \
-                   JOIN (SELECT key, COUNT(*) AS rows_made, COUNT(DISTINCT flight) AS flights FROM unmatched \
-                         WHERE key LIKE ?1 GROUP BY key) u ON u.key = c.key WHERE u.rows_made < c.n * u.flights";
-        Ok(numbers(&self.database, sql, &[SqlArg::Text(format!("{of}/%"))]).await? == [0])
+    pub async fn open_requests(&self, of: ExecutionId) -> Result<Vec<String>> {
+        let sql = "SELECT key FROM calls WHERE key LIKE ? AND rowid NOT IN (SELECT call FROM ended)";
+        rows_of(&self.database, sql, &[SqlArg::Text(format!("{of}/%"))]).await.map(|rows| rows.concat())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_is_open_until_the_service_says_that_it_has_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("service.db");
+        let (one, other) = (ExecutionId(uuid::Uuid::from_u128(1)), ExecutionId(uuid::Uuid::from_u128(2)));
+        let url = format!("sqlite://{}", path.display());
+        let service = SqlLedger::connect(&url, SqlOptions::default()).await.unwrap();
+        let script = format!(
+            "CREATE TABLE calls (key TEXT NOT NULL); CREATE TABLE ended (call INTEGER PRIMARY KEY); \
+             INSERT INTO calls VALUES ('{one}/0'), ('{one}/0'), ('{one}/1'), ('{other}/0'); INSERT INTO ended VALUES (1)"
+        );
+        service.execute_script(&script).await.unwrap();
+        let file = File::open(&path).await.unwrap();
+        let mut open = file.open_requests(one).await.unwrap();
+        open.sort_unstable();
+        assert_eq!(
+            open,
+            [format!("{one}/0"), format!("{one}/1")],
+            "the second call for the first shard, and the other shard's"
+        );
+        service.execute_script("INSERT INTO ended VALUES (2), (3)").await.unwrap();
+        assert_eq!(file.open_requests(one).await.unwrap(), Vec::<String>::new());
     }
 }
