@@ -8,9 +8,10 @@ mod example;
 mod support;
 
 use shardcron_domain::execution::Phase;
-use shardcron_sdk::{Registry, ShardContext, ShardError, ShardHandler, ShardOutput, async_trait, values};
+use shardcron_sdk::{Registry, ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice, async_trait, values};
 use shardcron_store::{Ledger, SqlArg};
 use std::io::Read as _;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use support::Cluster;
@@ -106,6 +107,37 @@ impl ShardHandler for Huge {
     }
 }
 
+/// A map whose first shard has six records, of which some wait for a person: each attempt asks for all of them, does what is open and can
+/// be done, emits what is its own, and says that all is well. The first attempt then waits to be killed.
+struct MapWithRecords;
+
+#[async_trait]
+impl ShardHandler for MapWithRecords {
+    async fn run(&self, mut context: ShardContext) -> Result<ShardOutput, ShardError> {
+        let ShardSlice::Map { .. } = context.slice else { return Ok(ShardOutput::rows(1)) };
+        let mended = context.params.get("mended").and_then(|path| path.as_str()).is_some_and(|p| Path::new(p).exists());
+        let mut tx = context.transaction().await?;
+        let mut batch = tx.once((1..=6).map(|n| n.to_string())).await?;
+        for n in batch.open() {
+            if mended || !matches!(batch.key(n), b"3" | b"5") {
+                note(&mut tx, batch.key(n)).await?;
+            } else {
+                batch.retry(n, "the bank is closed");
+            }
+        }
+        tx.settle(batch);
+        tx.commit_records(0).await?;
+        let attempt = context.attempt.attempt;
+        for n in 0..=attempt {
+            context.emit(serde_json::json!({ "attempt": attempt, "n": n })).await?;
+        }
+        if attempt == 1 {
+            std::future::pending::<()>().await;
+        }
+        Ok(ShardOutput::rows(6))
+    }
+}
+
 async fn note(tx: &mut shardcron_sdk::Transaction<'_>, key: &[u8]) -> Result<(), ShardError> {
     let attempt = tx.context().attempt.attempt;
     tx.execute("INSERT INTO sink (record_key, attempt) VALUES (?, ?)", &values![key, attempt]).await?;
@@ -117,8 +149,12 @@ async fn note(tx: &mut shardcron_sdk::Transaction<'_>, key: &[u8]) -> Result<(),
 #[ignore = "the worker of the other tests"]
 fn the_worker_program() {
     let arguments = ["shardcron", "worker"].map(std::ffi::OsString::from);
-    let registry = Registry::default().with("reconcile", example::Reconcile).with("bare", Bare);
-    let registry = registry.with("records", Records).with("huge", Huge);
+    let registry = Registry::default()
+        .with("reconcile", example::Reconcile)
+        .with("bare", Bare)
+        .with("records", Records)
+        .with("huge", Huge)
+        .with("map", MapWithRecords);
     let _ = shardcron::run_with(arguments, registry);
 }
 
@@ -370,5 +406,56 @@ fn b_02_what_is_larger_than_a_packet_ends_as_it_ended() {
             !log.contains("ledger_away") && !log.contains("gone away") && !log.contains("run again"),
             "{name}: {log}"
         );
+    }
+}
+
+/// The first shard of a map does not end well while records of it are open, whatever its handler says and whoever was killed meanwhile:
+/// the execution fails, in words that name them, and nothing that was emitted runs. Sent back, the open ones are done and no others.
+#[test]
+fn a_maps_first_shard_with_open_records_fails_and_is_sent_back() {
+    let mut cluster = Cluster::embedded();
+    let table = "CREATE TABLE sink (record_key VARBINARY(20) NOT NULL, attempt INT NOT NULL)";
+    cluster.block_on(cluster.ledger().execute_script(table)).unwrap();
+    let mended = cluster.path("mended");
+    cluster.apply(&format!(
+        "[job.pay]\nhandler = {{ rust = \"map\" }}\nshards = {{ map = {{ reduce = true }} }}\nparams = {{ mended = \"{}\" }}\n\
+         retry = {{ attempts = 2, first = \"50ms\", max = \"50ms\" }}\n",
+        mended.display()
+    ));
+    cluster.start("scheduler", "scheduler-1");
+    start_worker(&mut cluster, "worker-1");
+    let id = cluster.trigger("pay");
+    let sink = "SELECT COUNT(*) FROM sink";
+    testkit::wait_for("the records that can be done", BOUND, || cluster.number(sink) == 4);
+    cluster.kill("worker-1");
+    start_worker(&mut cluster, "worker-2");
+    let row = cluster.wait_end(id, BOUND);
+    assert_eq!((row.phase, row.shards_total, row.failed), (Phase::Failed, 1, 1), "nothing has grown: {row:?}");
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM results"), 0);
+    let why = "2 records are still to be done: '3' (tried 2 times: the bank is closed), '5' (tried 2 times: the bank is closed)";
+    let reason = cluster.json(&["dead", "list"])[0]["reason"].as_str().unwrap().to_owned();
+    assert!(reason.contains(why), "{reason}");
+    let shown = cluster.cli(&["executions", "show", &id.to_string()]).stdout;
+    let shown = String::from_utf8(shown).unwrap();
+    assert!(shown.contains(why), "{shown}");
+    assert_eq!(cluster.number(sink), 4, "what was done is not done again");
+
+    std::fs::write(&mended, "").unwrap();
+    cluster.json(&["executions", "retry", &id.to_string(), "--reason", "the bank is open"]);
+    let row = cluster.wait_end(id, BOUND);
+    assert_eq!(
+        (row.phase, row.shards_total),
+        (Phase::Success, 6),
+        "itself, four that it emitted, the reducing one: {row:?}"
+    );
+    cluster.assert_exact(id, 6);
+    let done = |which: &str| cluster.number(&format!("{sink} WHERE {which}"));
+    assert_eq!((cluster.number(sink), done("HEX(record_key) IN ('33', '35')"), done("attempt = 3")), (6, 2, 2));
+    assert_eq!(cluster.number("SELECT COUNT(DISTINCT record_key) FROM sink"), 6);
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM once_records"), 0);
+    assert_eq!(cluster.number("SELECT COUNT(*) FROM emitted WHERE attempt <> 3"), 0);
+    let shards = cluster.json(&["executions", "show", &id.to_string(), "--shards"])["shards"].clone();
+    for shard in &shards.as_array().unwrap()[1..5] {
+        assert_eq!(shard["slice"]["task"]["payload"]["attempt"], 3, "{shard}");
     }
 }

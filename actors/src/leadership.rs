@@ -35,6 +35,12 @@ pub(crate) struct Term {
 }
 
 impl Term {
+    /// A term whose window ends at an instant of the monotonic clock.
+    #[cfg(test)]
+    pub(crate) fn until(epoch: Epoch, mono_ms: i64) -> Self {
+        Term { epoch, trusted_until: Arc::new(AtomicI64::new(mono_ms)) }
+    }
+
     /// Whether the leader may still act, by its own monotonic clock, whatever it has heard.
     pub(crate) fn trusted(&self, mono_ms: i64) -> bool {
         mono_ms < self.trusted_until.load(Ordering::Acquire)

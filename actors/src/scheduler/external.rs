@@ -108,9 +108,16 @@ impl Pump {
         }
     }
 
+    /// `Some`: it may not write now (L2). Asked at the beginning, and again before each write: the looks at the job and at what ran may
+    /// have taken longer than the lease lasts.
+    fn in_doubt(&self) -> Option<Handled> {
+        let trusted = self.term.trusted(self.ports.clock.mono_ms());
+        (!trusted).then(|| Handled::Again("the lease is in doubt".into()))
+    }
+
     async fn handle(&self, delivery: &TriggerDelivery, case: &mut Case) -> Handled {
-        if !self.term.trusted(self.ports.clock.mono_ms()) {
-            return Handled::Again("the lease is in doubt".into());
+        if let Some(again) = self.in_doubt() {
+            return again;
         }
         let request = match trigger::parse(&delivery.payload, delivery.routed_to.as_deref()) {
             Ok(request) => request,
@@ -142,6 +149,9 @@ impl Pump {
     }
 
     async fn begin_backfill(&self, job: &str, new: &NewBackfill) -> Result<Handled, String> {
+        if let Some(again) = self.in_doubt() {
+            return Ok(again);
+        }
         let now_ms = self.ports.clock.now_ms();
         let reply = |outcome: &str, message: String| {
             Handled::Answer(TriggerReply { outcome: outcome.into(), execution: None, message })
@@ -170,9 +180,8 @@ impl Pump {
     }
 
     async fn fire(&self, job: &str, intent: FireIntent) -> Result<Handled, String> {
-        // The look at the job may have taken longer than the lease lasts (L2).
-        if !self.term.trusted(self.ports.clock.mono_ms()) {
-            return Ok(Handled::Again("the lease is in doubt".into()));
+        if let Some(again) = self.in_doubt() {
+            return Ok(again);
         }
         let now_ms = self.ports.clock.now_ms();
         let outcome = match self.ports.ledger.fire(self.term.epoch, std::slice::from_ref(&intent), now_ms).await {

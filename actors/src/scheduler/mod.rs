@@ -14,6 +14,8 @@ mod round;
 mod stand_in;
 mod supervisor;
 mod trigger;
+#[cfg(test)]
+mod trust_tests;
 mod turns;
 
 pub use retention::RetentionOptions;

@@ -62,8 +62,12 @@ impl SupervisorActor {
         }
     }
 
+    fn trusted(&self) -> Option<&Term> {
+        self.term.as_ref().filter(|t| t.trusted(self.ports.clock.mono_ms()))
+    }
+
     fn may_act(&self) -> Option<Epoch> {
-        self.term.as_ref().filter(|t| t.trusted(self.ports.clock.mono_ms())).map(|t| t.epoch)
+        self.trusted().map(|t| t.epoch)
     }
 
     fn sweep(&mut self, ctx: &mut Context<Self>) {
@@ -128,10 +132,14 @@ impl SupervisorActor {
     }
 
     /// Ends the broadcast shards that wait for workers which are gone. Those that run there are taken back first.
-    fn abandon(&self, epoch: Epoch, lost: Vec<Incarnation>) {
-        let (ports, deposed) = (self.ports.clone(), self.deposed.clone());
+    fn abandon(&self, term: Term, lost: Vec<Incarnation>) {
+        let (ports, deposed, epoch) = (self.ports.clone(), self.deposed.clone(), term.epoch);
         self.ports.io.spawn(async move {
             for who in lost {
+                // The one before may have taken longer than the lease lasts (L2).
+                if !term.trusted(ports.clock.mono_ms()) {
+                    return;
+                }
                 match ports.ledger.abandon(epoch, who, ports.ledger_now_ms()).await {
                     Ok(shards) if shards.is_empty() => {}
                     Ok(shards) => {
@@ -144,15 +152,15 @@ impl SupervisorActor {
         });
     }
 
-    fn reclaim(&self, epoch: Epoch, plan: Vec<Reclaim>) {
+    fn reclaim(&self, term: Term, plan: Vec<Reclaim>) {
         let (ports, heads) = (self.ports.clone(), self.heads.clone());
         let (dispatcher, deposed) = (self.dispatcher.clone(), self.deposed.clone());
         self.ports.io.spawn(async move {
             for batch in plan.chunks(RECLAIM_BATCH) {
-                match reclaim(&ports, &heads, epoch, batch).await {
+                match reclaim(&ports, &heads, &term, batch).await {
                     Ok(taken) if taken > 0 => tell(dispatcher.clone(), RedispatchNow).await,
                     Ok(_) => {}
-                    Err(StoreError::Deposed { .. }) => return deposed.report(epoch),
+                    Err(StoreError::Deposed { .. }) => return deposed.report(term.epoch),
                     Err(e) => {
                         tracing::debug!(error = %e, "shards could not be taken back yet; the next sweep tries again")
                     }
@@ -186,7 +194,7 @@ fn progress(row: &RunningRow, told: Option<u64>) -> u64 {
     hasher.finish()
 }
 
-async fn reclaim(ports: &Ports, heads: &Heads, epoch: Epoch, batch: &[Reclaim]) -> Result<u64, StoreError> {
+async fn reclaim(ports: &Ports, heads: &Heads, term: &Term, batch: &[Reclaim]) -> Result<u64, StoreError> {
     let mut with_policy = Vec::with_capacity(batch.len());
     for reclaim in batch {
         let retry = match heads.get(reclaim.attempt.execution).await {
@@ -200,7 +208,11 @@ async fn reclaim(ports: &Ports, heads: &Heads, epoch: Epoch, batch: &[Reclaim]) 
         };
         with_policy.push((*reclaim, retry));
     }
-    let verdicts = ports.ledger.reclaim(epoch, &with_policy, ports.ledger_now_ms()).await?;
+    // The looks, or the batch before, may have taken longer than the lease lasts (L2). Whoever leads then looks anew.
+    if !term.trusted(ports.clock.mono_ms()) {
+        return Ok(0);
+    }
+    let verdicts = ports.ledger.reclaim(term.epoch, &with_policy, ports.ledger_now_ms()).await?;
     let mut taken = 0;
     let mut by_owner: BTreeMap<(Incarnation, &'static str), u64> = BTreeMap::new();
     for (reclaim, verdict) in batch.iter().zip(verdicts) {
@@ -272,14 +284,12 @@ impl Handler<Swept> for SupervisorActor {
         self.show(&snapshot.overview);
         let Plan { reclaim: plan, lost, again } = self.plan(&snapshot);
         self.look_again(again, ctx);
-        if self.may_act() != Some(epoch) {
-            return;
-        }
+        let Some(term) = self.trusted().filter(|term| term.epoch == epoch).cloned() else { return };
         if !plan.is_empty() {
-            self.reclaim(epoch, plan);
+            self.reclaim(term.clone(), plan);
         }
         if !lost.is_empty() {
-            self.abandon(epoch, lost);
+            self.abandon(term, lost);
         }
     }
 }

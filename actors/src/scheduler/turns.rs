@@ -67,7 +67,7 @@ impl Turns {
                 () = self.stop.cancelled() => return,
                 () = tokio::time::sleep(EVERY) => {}
             }
-            if !self.term.trusted(self.ports.clock.mono_ms()) {
+            if !self.may_write() {
                 continue;
             }
             match self.round(&mut noted_ms, &mut plans).await {
@@ -88,6 +88,12 @@ impl Turns {
 
     fn covers(&self, spec: &JobSpec) -> bool {
         self.scope.as_ref().is_none_or(|scope| scope.covers(&spec.tier))
+    }
+
+    /// Whether it may still write (L2): asked before each write, since the looks before it, or the write before it, may have taken
+    /// longer than the lease lasts. What is left undone is found again by whoever leads then.
+    fn may_write(&self) -> bool {
+        self.term.trusted(self.ports.clock.mono_ms())
     }
 
     async fn round(&self, noted_ms: &mut i64, plans: &mut Plans) -> Result<()> {
@@ -168,7 +174,7 @@ impl Turns {
                 intents.push((name.clone(), self.follow(follow, record, spec).await?));
             }
         }
-        if !dropped.is_empty() {
+        if !dropped.is_empty() && self.may_write() {
             self.ports.ledger.drop_watches(self.term.epoch, &dropped).await?;
         }
         self.fire(intents).await
@@ -217,8 +223,7 @@ impl Turns {
 
     async fn fire(&self, intents: Vec<(String, FireIntent)>) -> Result<()> {
         for batch in intents.chunks(FIRINGS_PER_WRITE) {
-            // The looks before may have taken longer than the lease lasts (L2). What waits is found again by whoever leads then.
-            if !self.term.trusted(self.ports.clock.mono_ms()) {
+            if !self.may_write() {
                 return Ok(());
             }
             let plain: Vec<FireIntent> = batch.iter().map(|(_, intent)| intent.clone()).collect();
