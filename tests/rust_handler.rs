@@ -345,16 +345,10 @@ fn b_02_what_is_larger_than_a_packet_ends_as_it_ended() {
     jobs += "[job.huge]\nhandler = { rust = \"huge\" }\n";
     jobs += "[job.sorry]\nhandler = { rust = \"huge\" }\nparams = { fail = 1 }\n";
     cluster.apply(&jobs);
-    let lost = |server: &testkit::Sql| {
-        let row = server.execute("SHOW GLOBAL STATUS LIKE 'Aborted_clients'").unwrap();
-        row.split_whitespace().last().unwrap().parse::<u64>().unwrap()
-    };
     cluster.start("scheduler", "scheduler-1");
     start_worker(&mut cluster, "worker-1");
     cluster.wait_log("worker-1", "worker runs", BOUND);
     cluster.wait_log("scheduler-1", "jobs loaded", BOUND);
-    let before = lost(&server);
-    // Not by commands: each of those ends without a word to the server, which counts it as lost.
     let management = services.management_of(cluster.amqp_url());
     let all = ["loud", "bad", "line", "huge", "sorry"].map(|job| {
         testkit::wait_until_some("RabbitMQ to take a trigger", BOUND, || {
@@ -393,7 +387,13 @@ fn b_02_what_is_larger_than_a_packet_ends_as_it_ended() {
     let (bad, sorry) = (attempt("bad").message.unwrap(), attempt("sorry").message.unwrap());
     assert!(bad.contains("exit code 3") && bad.len() <= 4 << 10, "{bad}");
     assert!(sorry.contains("[truncated, ") && sorry.len() <= 4 << 10, "{}", sorry.len());
-    assert_eq!(lost(&server), before, "the server lost no client");
+    // MySQL does not say it at its usual verbosity. A look that is given up on a slow machine is a lost client too, but not for this.
+    if server.flavour() == testkit::Flavour::MariaDb {
+        let lost = || server.log().unwrap().contains("Got a packet bigger than");
+        assert!(!lost(), "no client was lost to a packet: {}", server.log().unwrap());
+        let _refused = server.execute(&format!("SELECT LENGTH('{}')", "x".repeat(2 << 20)));
+        testkit::wait_for("the server to say that this one was", BOUND, lost);
+    }
     for job in ["loud", "bad", "line", "huge"] {
         let output = cluster.cli(&["logs", &of(job).to_string()]);
         assert!(output.stdout.len() < (1 << 20) + 1_000, "{job}: {} bytes are kept", output.stdout.len());

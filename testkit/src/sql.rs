@@ -125,6 +125,16 @@ impl Sql {
         execute_in(&self.setup.root, &self.url(), statements)
     }
 
+    /// What the server has written to its log so far.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn log(&self) -> Result<String> {
+        let path = self.setup.path("output.log");
+        let bytes = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     /// Stops (if it runs: in order, with SIGTERM) and starts again on the same port with the same data.
     ///
     /// # Errors
