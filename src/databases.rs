@@ -1,8 +1,8 @@
 //! Other databases of a worker: by URL, or by where the URL is kept, so that the configuration file holds no password.
 
-use crate::address::masked;
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
+use shardcron_domain::address::masked;
 use std::collections::BTreeMap;
 use std::io::Read as _;
 

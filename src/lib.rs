@@ -1,6 +1,5 @@
 //! The program: command line, configuration, wiring. The only place that names concrete adapters; no scheduling logic.
 
-mod address;
 mod allowed;
 mod cache_config;
 pub mod cli;

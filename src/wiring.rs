@@ -1,6 +1,5 @@
 //! Puts the concrete adapters behind the ports, as the configuration says.
 
-use crate::address::masked;
 use crate::config::{Config, LedgerConfig};
 use anyhow::{Context, Result};
 use shardcron_actors::ledger_time::LedgerTime;
@@ -9,6 +8,7 @@ use shardcron_actors::{Io, Ports, SystemClock, SystemEntropy, Trace, TraceFile};
 use shardcron_broker::ledger::LedgerBroker;
 use shardcron_broker::rabbitmq::{RabbitMq, RabbitOptions};
 use shardcron_broker::{Broker, fallback};
+use shardcron_domain::address::masked;
 use shardcron_domain::modes::Mode;
 use shardcron_store::fallback::{Fallback, FallbackOptions};
 use shardcron_store::redis::RedisStores;

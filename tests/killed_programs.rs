@@ -172,6 +172,17 @@ fn settle(service: &Service) -> String {
     )
 }
 
+/// Starts a scheduler and a worker whose door is at this port (0: any), and fires the job: the execution, and what the service was asked.
+fn asked(cluster: &mut Cluster, service: &Service, port: u16) -> (ExecutionId, Request) {
+    cluster.set("SHARDCRON_WORKER_ALLOW_HTTP", &service.url);
+    cluster.apply(&settle(service));
+    cluster.start("scheduler", "scheduler-1");
+    cluster.set("SHARDCRON_HTTP_LISTEN", &format!("127.0.0.1:{port}"));
+    cluster.start("worker", "worker-1");
+    let id = cluster.trigger("settle");
+    (id, service.next())
+}
+
 /// The execution's only shard ended once, by the second attempt, with the answer that was meant for it.
 fn assert_second_attempt_counts(cluster: &Cluster, id: ExecutionId) {
     let row = cluster.wait_end(id, BOUND);
@@ -196,14 +207,8 @@ fn still_runs(cluster: &Cluster, id: ExecutionId) {
 fn the_late_callback_of_a_killed_workers_attempt_ends_nothing() {
     let mut cluster = Cluster::on_services();
     let service = Service::start("");
-    cluster.set("SHARDCRON_WORKER_ALLOW_HTTP", &service.url);
-    cluster.apply(&settle(&service));
-    cluster.start("scheduler", "scheduler-1");
     let port = testkit::Port::reserve().unwrap();
-    cluster.set("SHARDCRON_HTTP_LISTEN", &format!("127.0.0.1:{}", port.number()));
-    cluster.start("worker", "worker-1");
-    let id = cluster.trigger("settle");
-    let first = service.next();
+    let (id, first) = asked(&mut cluster, &service, port.number());
     assert_eq!(first.header("shardcron-attempt"), "1");
     cluster.kill("worker-1");
     cluster.start("worker", "worker-2");
@@ -231,14 +236,8 @@ fn the_late_callback_of_a_killed_workers_attempt_ends_nothing() {
 fn the_successor_of_a_killed_worker_goes_on_asking_where_the_service_said() {
     let mut cluster = Cluster::embedded();
     let service = Service::start("location: /jobs/7\r\n");
-    cluster.set("SHARDCRON_WORKER_ALLOW_HTTP", &service.url);
-    cluster.apply(&settle(&service));
-    cluster.start("scheduler", "scheduler-1");
     let port = testkit::Port::reserve().unwrap();
-    cluster.set("SHARDCRON_HTTP_LISTEN", &format!("127.0.0.1:{}", port.number()));
-    cluster.start("worker", "worker-1");
-    let id = cluster.trigger("settle");
-    let first = service.next();
+    let (id, first) = asked(&mut cluster, &service, port.number());
     assert!(first.line.starts_with("POST /settle "), "{}", first.line);
     let asked = service.next();
     assert!(asked.line.starts_with("GET /jobs/7 "), "{}", asked.line);
@@ -263,13 +262,7 @@ fn the_successor_of_a_killed_worker_goes_on_asking_where_the_service_said() {
 fn the_callback_of_a_worker_that_was_taken_for_dead_ends_nothing() {
     let mut cluster = Cluster::embedded();
     let service = Service::start("");
-    cluster.set("SHARDCRON_WORKER_ALLOW_HTTP", &service.url);
-    cluster.apply(&settle(&service));
-    cluster.start("scheduler", "scheduler-1");
-    cluster.set("SHARDCRON_HTTP_LISTEN", "127.0.0.1:0");
-    cluster.start("worker", "worker-1");
-    let id = cluster.trigger("settle");
-    let first = service.next();
+    let (id, first) = asked(&mut cluster, &service, 0);
     cluster.signal("worker-1", Signal::SIGSTOP);
     cluster.start("worker", "worker-2");
     let second = service.next();

@@ -2,6 +2,7 @@
 //!
 //! The same structures are read from TOML and kept in the ledger as JSON; a job's version is the count of its different JSONs.
 
+use crate::address::without_passwords;
 use crate::http_call::HttpSpec;
 use crate::limits;
 pub use crate::overlap::OverlapPolicy;
@@ -322,8 +323,8 @@ pub fn check_name(name: &str, limit: usize) -> Result<(), String> {
         return Err(format!("a name has at most {limit} characters; this one has {}", name.len()));
     }
     if let Some(c) = name.chars().find(|c| !allowed(*c)) {
-        // An address where a name belongs: it may hold a password, and this goes into logs.
-        let shown = if name.contains("://") { "an address".into() } else { format!("'{name}'") };
+        // An address where a name belongs may hold a password, and this goes into logs.
+        let shown = without_passwords(&format!("'{name}'"));
         return Err(format!("{shown} contains {c:?}; names are of lower-case letters, digits, '-', '_' and '.'"));
     }
     if !name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit()) {

@@ -3,6 +3,7 @@
 //! Each job is read by itself, and after a fault it is read again without the key at fault, so that a person sees all faults at
 //! once and not one after the other.
 
+use crate::address::without_passwords;
 use crate::job::JobSpec;
 use crate::limits::{FAULTS_OF_FILE, FAULTS_OF_JOB};
 use serde::Deserialize;
@@ -101,6 +102,7 @@ struct Reader<'t> {
 
 impl<'t> Reader<'t> {
     fn fault(&mut self, line: usize, message: String) {
+        let message = without_passwords(&message);
         if self.file.faults.len() < FAULTS_OF_FILE {
             self.file.faults.push(JobFileError { line, message });
         }
@@ -230,8 +232,9 @@ fn place(text: &str, at: usize, message: &str) -> String {
     }
 }
 
-/// What the reader of a file says of a wrong value, without the texts that it quotes: the line is named, and what stands there may be a
-/// secret at a place where none belongs (case Z-05).
+/// What the reader of a file says of a wrong value, without the texts that it quotes where another kind of value belongs, and without the
+/// passwords of addresses: the line is named, and what stands there may be a secret at a place where none belongs (case Z-05). What is one of a
+/// few words, a time or a name is quoted; nobody finds their mistake otherwise.
 #[must_use]
 pub fn without_values(message: &str) -> String {
     const QUOTED: &str = "string \"";
@@ -247,7 +250,7 @@ pub fn without_values(message: &str) -> String {
         });
         rest = end.map_or("", |end| &quoted[end + 1..]);
     }
-    kept + rest
+    without_passwords(&(kept + rest))
 }
 
 #[cfg(test)]
@@ -266,8 +269,35 @@ mod tests {
             ),
             ("unknown field `x`, expected `y`", "unknown field `x`, expected `y`"),
             ("invalid type: string \"hush", "invalid type: a text"),
+            ("unknown variant `mysql://u:hush@h/d`, expected `y`", "unknown variant `mysql://…@h/d`, expected `y`"),
         ] {
             assert_eq!(without_values(message), said);
+        }
+    }
+
+    #[test]
+    fn z_05_an_address_at_any_place_shows_no_password() {
+        for key in [
+            "misfire = \"mysql://u:hush@h/d\"",
+            "overlap = \"mysql://u:hush@h/d\"",
+            "timeout = \"mysql://u:hush@h/d\"",
+            "takeover = \"mysql://u:hush@h/d\"",
+            "schedule = { cron = \"mysql://u:hush@h/d\" }",
+            "schedule = { every = \"1m\", timezone = \"mysql://u:hush@h/d\" }",
+            "schedule = { every = \"mysql://u:hush@h/d\" }",
+            "schedule = { at = \"mysql://u:hush@h/d\" }",
+            "retry = { first = \"mysql://u:hush@h/d\" }",
+            "shards = { query = { database = \"mysql://u:hush@h/d\", table = \"t\", key = \"k\", count = 3 } }",
+            "shards = \"mysql://u:hush@h/d\"",
+            "tier = \"mysql://u:hush@h/d\"",
+            "tier = \"mysql://u:hush/d\"",
+            "after = [\"mysql://u:hush@h/d\"]",
+            "\"mysql://u:hush@h/d\" = 1",
+        ] {
+            let text = format!("[job.a]\nhandler = {{ rust = \"noop\" }}\n{key}\n");
+            let file = read(&text, &|_| Err("none".into()));
+            assert!(!file.faults.is_empty(), "{key}");
+            assert!(!format!("{:?}", file.faults).contains("hush"), "{key}: {:?}", file.faults);
         }
     }
 

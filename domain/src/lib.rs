@@ -6,6 +6,7 @@
 //! Must not: read a clock, draw a random number, do I/O, log, or be async. Time and seeds come in as arguments; what has to
 //! be done goes out as data. `clippy.toml` and `scripts/check-deps` hold this crate to it.
 
+pub mod address;
 pub mod after;
 pub mod backfill;
 pub mod balance;
@@ -39,10 +40,10 @@ pub mod once;
 pub mod output;
 pub mod overlap;
 pub mod override_plan;
-pub mod pace;
 pub mod plan;
 pub mod planning;
 pub mod program;
+pub mod prune;
 pub mod record_ends;
 pub mod recovery;
 pub mod reopen;

@@ -2,6 +2,7 @@
 
 use crate::job::RetryPolicy;
 use crate::limits::NOT_BEFORE_MAX_MS;
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The wait before the attempt that follows `failures` failures (1 after the first), before jitter: the smaller of `max` and
@@ -39,6 +40,16 @@ pub fn not_before_ms(policy: &RetryPolicy, failures: u32, asked_ms: u64, seed: u
     asked.saturating_add(spread).max(wait_ms(policy, failures, seed))
 }
 
+/// The wait before what met others in a deadlock or a lock is run again, after `tries` of it (1 after the first). Full jitter: any length up
+/// to a bound, by the draw, since those that met must not meet again; the bound doubles with each try, from twice `unit` up to `most`, since
+/// the more of them there are the longer it takes until each had its turn.
+#[must_use]
+pub fn apart(tries: u32, unit: Duration, most: Duration, draw: u64) -> Duration {
+    let longest = unit.saturating_mul(1_u32.checked_shl(tries).unwrap_or(u32::MAX)).min(most);
+    let longest_us = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
+    Duration::from_micros(draw % longest_us.saturating_add(1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,6 +77,21 @@ mod tests {
         }
         assert_eq!(backoff_ms(&policy(0, 1.5, 1_000), u32::MAX), 0);
         assert_eq!(backoff_ms(&policy(1_000, 1.5, 10_000), 3), 2_250);
+    }
+
+    #[test]
+    fn i_04_those_that_met_come_again_at_any_time_up_to_a_bound_that_grows() {
+        let (unit, most) = (Duration::from_millis(20), Duration::from_millis(1_280));
+        for (tries, bound_ms) in
+            [(0, 20), (1, 40), (5, 640), (6, 1_280), (7, 1_280), (31, 1_280), (32, 1_280), (u32::MAX, 1_280)]
+        {
+            let bound = Duration::from_millis(bound_ms);
+            let longest = u64::try_from(bound.as_micros()).unwrap();
+            assert_eq!(apart(tries, unit, most, longest), bound, "after {tries} tries");
+            assert_eq!(apart(tries, unit, most, longest + 1), Duration::ZERO, "after {tries} tries");
+            assert!(apart(tries, unit, most, u64::MAX) <= bound);
+        }
+        assert_eq!(apart(1, Duration::ZERO, most, 7), Duration::ZERO);
     }
 
     #[test]

@@ -4,11 +4,13 @@
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
+mod common;
+
 use async_trait::async_trait;
+use common::fired::{T0, fire};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
-use shardcron_domain::job::OverlapPolicy;
 use shardcron_domain::plan::{ShardPlan, ShardSlice};
 use shardcron_domain::{AttemptRef, ExecutionId, Incarnation};
 use shardcron_handlers::effects::LedgerEffects;
@@ -28,7 +30,6 @@ const TIMES: u32 = 4;
 const BATCH: u32 = 50;
 /// What each task brings.
 const EACH: u32 = KEYS * TIMES / TASKS;
-const NOW: i64 = 1_772_323_200_000;
 
 fn seed() -> StdRng {
     let seed = std::env::var("SHARDCRON_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(rand::random);
@@ -51,34 +52,10 @@ impl Storm {
         let ledger = SqlLedger::connect(&url, SqlOptions::default()).await.unwrap();
         ledger.migrate().await.unwrap();
         let file = "[job.storm]\nhandler = { rust = \"storm\" }\noverlap = \"allow\"\n";
-        let job = shardcron_domain::jobfile::parse(file).unwrap().remove(0);
-        ledger.apply_jobs(&[(job, None)], "test", NOW).await.unwrap();
-        let job = ledger.job("storm").await.unwrap().unwrap().id;
-        let epoch = ledger.begin_epoch("test", NOW).await.unwrap();
         let (execution, owner) = (ExecutionId(uuid::Uuid::now_v7()), Incarnation(uuid::Uuid::now_v7()));
-        let new = NewExecution {
-            id: execution,
-            plan: ShardPlan::Modulo { total: shards },
-            params: Params::new(),
-            tier: "core".into(),
-            timeout_ms: None,
-            stall_ms: None,
-            overlap: OverlapPolicy::Allow,
-        };
-        let intent = FireIntent {
-            job,
-            version: 1,
-            fire_key: "storm".into(),
-            nominal_ms: NOW,
-            scheduled: false,
-            action: FireAction::Fire(new),
-            next_fire_ms: None,
-            extra: Default::default(),
-        };
-        ledger.fire(epoch, &[intent], NOW).await.unwrap();
-        ledger.mark_dispatched(epoch, &[(execution, shards)], &[]).await.unwrap();
+        fire(&ledger, file, execution, ShardPlan::Modulo { total: shards }).await;
         let attempts: Vec<_> = (0..shards).map(|index| AttemptRef { execution, index, attempt: 1 }).collect();
-        assert!(ledger.claim(owner, &attempts, NOW).await.unwrap().iter().all(|claim| claim.is_ok()));
+        assert!(ledger.claim(owner, &attempts, T0).await.unwrap().iter().all(|claim| claim.is_ok()));
         // One connection each, so that what a session is set to holds for all that its task does. Ours would be READ COMMITTED.
         let one = SqlOptions { max_connections: 1, acquire_timeout: Duration::from_secs(30), ..SqlOptions::default() };
         let mut sessions = Vec::new();

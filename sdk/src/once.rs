@@ -25,6 +25,7 @@ use crate::transaction::EffectError;
 use shardcron_domain::effects::StepEnd;
 use shardcron_domain::limits::RECORDS_PER_BATCH;
 use shardcron_domain::once::{Batch, Known};
+use shardcron_domain::retry::apart;
 use shardcron_domain::shard::Checkpoint;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -34,6 +35,8 @@ use std::time::Duration;
 const TRIES_CONTENDED: u32 = 12;
 /// The same where the ledger did not answer, which takes some seconds to find out.
 const TRIES_AWAY: u32 = 5;
+/// See [`apart`].
+const APART: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(256));
 
 /// The tries of a transaction that is ours alone: nothing in it is the handler's, so a deadlock is nothing that the handler has to hear of.
 #[derive(Default)]
@@ -54,9 +57,8 @@ impl Tries {
         if *tries >= most {
             return Err(error);
         }
-        // Of any length up to a bound that grows: two transactions that met must not meet again.
-        let longest_us = 1_000_u64 << (*tries).min(8);
-        tokio::time::sleep(Duration::from_micros(RandomState::new().build_hasher().finish() % longest_us)).await;
+        let draw = RandomState::new().build_hasher().finish();
+        tokio::time::sleep(apart(*tries, APART.0, APART.1, draw)).await;
         Ok(())
     }
 }

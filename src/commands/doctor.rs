@@ -1,13 +1,13 @@
 //! `shardcron doctor`: reaches each service, says its version, and checks what must hold.
 
 use super::Misuse;
-use crate::address::masked;
 use crate::config::Config;
 use crate::output::{Out, line};
 use crate::wiring::{self, Wired};
 use anyhow::Result;
 use serde::Serialize;
 use shardcron_broker::{Broker, BrokerError, BrokerState};
+use shardcron_domain::address::masked;
 use shardcron_domain::fallback;
 use shardcron_domain::modes::Mode;
 use shardcron_handlers::{Cgroups, HttpRules};

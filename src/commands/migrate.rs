@@ -1,11 +1,11 @@
 //! `shardcron migrate`
 
 use super::connect;
-use crate::address::masked;
 use crate::config::Config;
 use crate::output::{Out, line};
 use anyhow::Result;
 use serde_json::json;
+use shardcron_domain::address::masked;
 use std::process::ExitCode;
 
 /// Brings the tables to this version.

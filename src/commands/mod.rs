@@ -45,7 +45,7 @@ pub async fn connect(config: &Config) -> Result<Wired> {
         tokio::time::timeout(Duration::from_secs(15), wiring::connect(config, &name)).await.map_err(|_| {
             anyhow::anyhow!(
                 "the ledger {} is not reachable; is it up, and is ledger.url right?",
-                crate::address::masked(&config.ledger.url)
+                shardcron_domain::address::masked(&config.ledger.url)
             )
         })??;
     Ok(wired)

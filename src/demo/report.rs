@@ -1,13 +1,13 @@
 //! The demo's answer beside the published one.
 
 use super::DemoArgs;
-use crate::address::masked;
 use crate::config::Config;
 use crate::output::{line, number, table};
 use crate::wiring::Wired;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use shardcron_domain::ExecutionId;
+use shardcron_domain::address::masked;
 use shardcron_domain::invariants::check_tally;
 use shardcron_store::SqlArg;
 use std::collections::BTreeMap;

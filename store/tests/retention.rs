@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use shardcron_domain::ExecutionId;
 use shardcron_domain::job::OverlapPolicy;
-use shardcron_domain::limits::PRUNE_ROWS;
+use shardcron_domain::limits::{PRUNE_ROWS, PRUNE_ROWS_LEAST};
 use shardcron_domain::output::{Buffer, Stream};
 use shardcron_domain::reopen::Refused;
 use shardcron_store::sql::SqlLedger;
@@ -181,7 +181,11 @@ async fn what_is_half_deleted_never_runs_again(world: World) {
     let before = PruneBefore { success_ms: now - 30 * DAY, failed_ms: now - 90 * DAY, decisions_ms: now - 90 * DAY };
     let mut cursor = PruneCursor::default();
     let first = ledger.prune(&before, &mut cursor).await.unwrap();
-    assert!(first.rows > 0 && first.executions == 0, "the first step leaves it half deleted: {first:?}");
+    assert_eq!(
+        (first.rows, first.executions),
+        (PRUNE_ROWS_LEAST, 0),
+        "the first step leaves it half deleted: {first:?}"
+    );
     assert_eq!(ledger.reopen(&retry(id), now).await.unwrap(), Err(Refused::Deleting(id)));
     assert!(ledger.reopenings(id).await.unwrap().is_empty(), "a refusal writes nothing");
     // The process ends here. Another one, with a retention of a year.

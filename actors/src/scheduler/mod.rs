@@ -13,9 +13,9 @@ mod retention;
 mod round;
 mod stand_in;
 mod supervisor;
-mod trigger;
 #[cfg(test)]
-mod trust_tests;
+mod tests;
+mod trigger;
 mod turns;
 
 pub use retention::RetentionOptions;

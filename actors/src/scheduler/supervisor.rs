@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Running shards that one sweep looks at. More can't run on a fleet that this program is made for.
 const RUNNING_MAX: usize = 100_000;
 /// Shards taken back in one transaction.
-const RECLAIM_BATCH: usize = 500;
+pub(super) const RECLAIM_BATCH: usize = 500;
 
 pub(super) struct SupervisorActor {
     ports: Ports,

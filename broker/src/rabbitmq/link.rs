@@ -177,14 +177,15 @@ async fn connect(options: &LinkOptions) -> std::result::Result<Conn, String> {
 }
 
 fn explain(error: &lapin::Error, address: &Address) -> String {
-    let (user, vhost) = (address.user(), address.vhost());
+    let user = address.user().map_or_else(|| "the user of the address".to_owned(), |user| format!("'{user}'"));
+    let vhost = address.vhost();
     let advice = match error.kind() {
         ErrorKind::ProtocolError(e) => match e.kind() {
             AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => {
-                format!("; check the password of '{user}' and its rights on the vhost '{vhost}'")
+                format!("; check the password of {user} and its rights on the vhost '{vhost}'")
             }
             AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => {
-                format!("; check that the vhost '{vhost}' exists and '{user}' may use it")
+                format!("; check that the vhost '{vhost}' exists and {user} may use it")
             }
             _ => String::new(),
         },

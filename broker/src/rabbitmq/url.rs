@@ -2,6 +2,7 @@
 
 use crate::port::{BrokerError, Result};
 use lapin::uri::{AMQPScheme, AMQPUri};
+use shardcron_domain::address;
 
 /// Seconds. Two missed ones and a connection is dead; the server's own default of 60 would leave a cut cable unnoticed for minutes.
 /// Below half of the lost-after time (15 s): what a frozen worker holds comes back before its running shards are handed out again,
@@ -12,6 +13,7 @@ const HEARTBEAT: u16 = 5;
 #[derive(Clone)]
 pub(super) struct Address {
     uri: AMQPUri,
+    user: Option<String>,
     masked: String,
 }
 
@@ -35,12 +37,8 @@ impl Address {
             ));
         }
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
-        let (user, host, port) = (uri.authority.userinfo.username.as_str(), &uri.authority.host, uri.authority.port);
-        // A name alone may be a password that somebody wrote without one.
-        let named = url.rsplit_once('@').is_some_and(|(login, _)| login.matches(':').count() > 1);
-        let user = if named { user } else { "***" };
-        let masked = format!("amqp://{user}:***@{host}:{port}/{}", uri.vhost);
-        Ok(Self { uri, masked })
+        let (user, masked) = (address::user(url).map(str::to_owned), address::masked(url));
+        Ok(Self { uri, user, masked })
     }
 
     pub(super) fn uri(&self) -> AMQPUri {
@@ -55,8 +53,9 @@ impl Address {
         &self.uri.vhost
     }
 
-    pub(super) fn user(&self) -> &str {
-        &self.uri.authority.userinfo.username
+    /// As people may see it.
+    pub(super) fn user(&self) -> Option<&str> {
+        self.user.as_deref()
     }
 
     pub(super) fn masked(&self) -> &str {
@@ -71,8 +70,9 @@ mod tests {
     #[test]
     fn a_password_is_never_shown() {
         let address = Address::parse("amqp://me:s3cret@rabbit.example:5673/team").unwrap();
-        assert_eq!(address.masked(), "amqp://me:***@rabbit.example:5673/team");
-        assert_eq!(Address::parse("amqp://s3cret@h/x").unwrap().masked(), "amqp://***:***@h:5672/x");
+        assert_eq!((address.masked(), address.user()), ("amqp://me:…@rabbit.example:5673/team", Some("me")));
+        let alone = Address::parse("amqp://s3cret@h/x").unwrap();
+        assert_eq!((alone.masked(), alone.user()), ("amqp://…@h/x", None));
         for bad in [
             "http://me:s3cret@x",
             "amqp:/me:s3cret@x",

@@ -26,11 +26,15 @@ use super::tokens::SqlTemplate;
 use crate::now_ms;
 use metrics::counter;
 use shardcron_domain::metric_names::SQL_ANSWERS_LOST;
+use shardcron_domain::retry::apart;
 use shardcron_domain::shard::{Checkpoint, Phase, Rejection};
 use shardcron_sdk::{ShardContext, ShardError, ShardHandler, ShardOutput, ShardSlice, async_trait};
 use shardcron_store::{AttemptOutcome, Ended, ShardRow, SqlDone, SqlStep, StoreError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// See [`apart`]: a step of a job may hold its locks for longer than one of the ledger's own.
+const APART: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(1_280));
 
 /// Waits around the ledger.
 #[derive(Clone, Copy, Debug)]
@@ -207,7 +211,7 @@ impl SqlHandler {
                         && contended.get_or_insert_with(Instant::now).elapsed() < self.limits.contended =>
                 {
                     deadlocks += 1;
-                    pause(context, spread(deadlocks)).await?;
+                    pause(context, apart(deadlocks, APART.0, APART.1, rand::random())).await?;
                 }
                 other if other.is_transient() => return Err(ShardError::transient(other.to_string())),
                 other => return Err(ShardError::permanent(format!("{other}. Trying again would end the same way"))),
@@ -297,13 +301,6 @@ async fn stopped(context: &ShardContext) {
         },
         None => context.stop.cancelled().await,
     }
-}
-
-/// The wait before a step is repeated after so many deadlocks. Any length up to a bound that grows: many shards that write into one
-/// index must not all come again at the same instant, and the more of them there are the longer it takes until each had its turn.
-fn spread(deadlocks: u32) -> Duration {
-    let longest_us = 20_000_u64 << deadlocks.min(6);
-    Duration::from_micros(rand::random_range(0..=longest_us))
 }
 
 async fn pause(context: &ShardContext, length: Duration) -> Result<(), ShardError> {

@@ -31,34 +31,9 @@ impl Fired {
         let folder = tempfile::tempdir().unwrap();
         let ledger = open(&folder, "ledger.db").await;
         ledger.migrate().await.unwrap();
-        let spec = shardcron_domain::jobfile::parse(&format!("[job.copy]\n{job}\n")).unwrap().remove(0);
-        ledger.apply_jobs(&[(spec, None)], "test", T0).await.unwrap();
-        let job = ledger.job("copy").await.unwrap().unwrap().id;
-        let epoch = ledger.begin_epoch("test", T0).await.unwrap();
         let execution = ExecutionId(Uuid::from_u128(0x0193_9d5e_7c1a_7def_8000_1234_5678_90ab));
         let plan = ShardPlan::Range { from: 1, to: 40, count: shards };
-        let new = NewExecution {
-            id: execution,
-            plan: plan.clone(),
-            params: Params::new(),
-            tier: "core".into(),
-            timeout_ms: None,
-            stall_ms: None,
-            overlap: OverlapPolicy::Allow,
-        };
-        let intent = FireIntent {
-            job,
-            version: 1,
-            fire_key: "one".into(),
-            nominal_ms: T0,
-            scheduled: true,
-            action: FireAction::Fire(new),
-            next_fire_ms: None,
-            extra: Default::default(),
-        };
-        assert_eq!(ledger.fire(epoch, &[intent], T0).await.unwrap(), [FireOutcome::Fired(execution)]);
-        ledger.materialize(epoch, execution, shards).await.unwrap();
-        ledger.mark_dispatched(epoch, &[(execution, shards)], &[]).await.unwrap();
+        let epoch = fire(&ledger, &format!("[job.copy]\n{job}\n"), execution, plan.clone()).await;
         Fired { ledger, epoch, execution, plan, folder }
     }
 
@@ -86,6 +61,39 @@ impl Fired {
     pub fn behind(&self, faults: &[Fault]) -> Lossy {
         Lossy { ledger: self.ledger.clone(), faults: Mutex::new(faults.iter().copied().collect()) }
     }
+}
+
+/// Fires the file's only job once with a plan, and hands all of it out, as its leader.
+pub async fn fire(ledger: &SqlLedger, file: &str, execution: ExecutionId, plan: ShardPlan) -> Epoch {
+    let spec = shardcron_domain::jobfile::parse(file).unwrap().remove(0);
+    let name = spec.name.clone();
+    ledger.apply_jobs(&[(spec, None)], "test", T0).await.unwrap();
+    let job = ledger.job(&name).await.unwrap().unwrap().id;
+    let epoch = ledger.begin_epoch("test", T0).await.unwrap();
+    let shards = plan.count();
+    let new = NewExecution {
+        id: execution,
+        plan,
+        params: Params::new(),
+        tier: "core".into(),
+        timeout_ms: None,
+        stall_ms: None,
+        overlap: OverlapPolicy::Allow,
+    };
+    let intent = FireIntent {
+        job,
+        version: 1,
+        fire_key: "one".into(),
+        nominal_ms: T0,
+        scheduled: true,
+        action: FireAction::Fire(new),
+        next_fire_ms: None,
+        extra: Default::default(),
+    };
+    assert_eq!(ledger.fire(epoch, &[intent], T0).await.unwrap(), [FireOutcome::Fired(execution)]);
+    ledger.materialize(epoch, execution, shards).await.unwrap();
+    ledger.mark_dispatched(epoch, &[(execution, shards)], &[]).await.unwrap();
+    epoch
 }
 
 fn url(folder: &tempfile::TempDir, name: &str) -> String {

@@ -1,6 +1,7 @@
 //! What can go wrong inside a transaction, and how often the whole of it is tried again.
 
 use crate::error::StoreError;
+use shardcron_domain::retry::apart;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::{Duration, Instant};
@@ -82,6 +83,9 @@ const TRIES_LOST: u32 = 3;
 /// No further try after this long: a lock that is held for minutes is a fault that the caller must see (case M-05).
 const TRY_FOR: Duration = Duration::from_secs(20);
 
+/// See [`apart`].
+const APART: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(256));
+
 /// Counts the tries of one call and waits between them.
 #[derive(Debug)]
 pub(crate) struct Backoff {
@@ -112,10 +116,8 @@ impl Backoff {
             return Err(fault.into_store_error());
         }
         tracing::debug!(tries = self.tries, ?fault, "a ledger transaction is run again");
-        // Full jitter: two transactions that met must not meet again.
-        let longest_ms = 1_u64 << self.tries.min(8);
-        tokio::time::sleep(Duration::from_micros(RandomState::new().build_hasher().finish() % (longest_ms * 1_000)))
-            .await;
+        let draw = RandomState::new().build_hasher().finish();
+        tokio::time::sleep(apart(self.tries, APART.0, APART.1, draw)).await;
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Retention: deletes what has ended long enough ago, in bounded statements that stand alone. An execution is marked before the first of
 //! its rows goes, so that nobody sends its shards back meanwhile, and goes last itself, so that a pass that is interrupted finds the mark.
-//! How many rows a statement takes is learnt for each table (`domain/src/pace.rs`), so that none keeps its locks for long.
+//! How many rows a statement takes is learnt for each table (`domain/src/prune.rs`), so that none keeps its locks for long.
 
 use super::rows::{execution_phase, unsigned};
 use crate::rows::{PruneBefore, PruneCursor, Pruned};
@@ -12,7 +12,7 @@ use shardcron_domain::ExecutionId;
 use shardcron_domain::execution::Phase;
 use shardcron_domain::firing::DecisionKind;
 use shardcron_domain::limits::PRUNE_ROWS;
-use shardcron_domain::pace::Pace;
+use shardcron_domain::prune::PrunePace;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -79,7 +79,7 @@ fn these_decisions(job: i64, keys: &[Vec<u8>]) -> (String, usize) {
 }
 
 /// The paces of the tables, learnt while the process lives.
-pub(in crate::sql) type Paces = Arc<Mutex<BTreeMap<&'static str, Pace>>>;
+pub(in crate::sql) type Paces = Arc<Mutex<BTreeMap<&'static str, PrunePace>>>;
 
 /// What a statement left of what it was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ fn first_id_of(ms: i64) -> ExecutionId {
 }
 
 impl SqlLedger {
-    fn pace(&self, table: &'static str) -> Pace {
+    fn pace(&self, table: &'static str) -> PrunePace {
         self.paces.lock().unwrap_or_else(PoisonError::into_inner).get(table).copied().unwrap_or_default()
     }
 

@@ -1,21 +1,21 @@
-//! How many rows one statement may delete, so that its locks never last long: learnt from the statements before it, since a row may hold
+//! How many rows one statement of retention may delete, so that its locks never last long: learnt from the statements before it, since a row may hold
 //! a number or 64 KiB, and no two servers are equally fast.
 
 use crate::limits::{PRUNE_ROWS, PRUNE_ROWS_LEAST, PRUNE_STATEMENT_MS};
 
 /// The pace of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct PrunePace {
     rows: u64,
 }
 
-impl Default for Pace {
+impl Default for PrunePace {
     fn default() -> Self {
-        Pace { rows: PRUNE_ROWS_LEAST }
+        PrunePace { rows: PRUNE_ROWS_LEAST }
     }
 }
 
-impl Pace {
+impl PrunePace {
     /// Rows that the next statement may delete: [`PRUNE_ROWS_LEAST`] to [`PRUNE_ROWS`].
     #[must_use]
     pub fn rows(self) -> u64 {
@@ -31,7 +31,7 @@ impl Pace {
         }
         let wanted = gone.saturating_mul(PRUNE_STATEMENT_MS * 1_000) / took_us.max(1);
         let most = if gone < self.rows { self.rows } else { self.rows.saturating_mul(2) };
-        Pace { rows: wanted.min(most).clamp(PRUNE_ROWS_LEAST, PRUNE_ROWS) }
+        PrunePace { rows: wanted.min(most).clamp(PRUNE_ROWS_LEAST, PRUNE_ROWS) }
     }
 }
 
@@ -42,13 +42,13 @@ mod tests {
     #[test]
     fn small_rows_go_in_large_statements_and_large_rows_in_small_ones() {
         // 1 µs a row, then 170 µs a row.
-        let mut pace = Pace::default();
+        let mut pace = PrunePace::default();
         for _ in 0..10 {
             pace = pace.after(pace.rows(), pace.rows());
         }
         assert_eq!(pace.rows(), PRUNE_ROWS);
         let mut longest = 0;
-        let mut pace = Pace::default();
+        let mut pace = PrunePace::default();
         for _ in 0..10 {
             longest = longest.max(pace.rows() * 170);
             pace = pace.after(pace.rows(), pace.rows() * 170);
@@ -59,11 +59,11 @@ mod tests {
 
     #[test]
     fn one_slow_statement_is_enough_and_few_rows_say_little() {
-        let fast = Pace { rows: PRUNE_ROWS };
+        let fast = PrunePace { rows: PRUNE_ROWS };
         assert_eq!(fast.after(PRUNE_ROWS, 1_000_000).rows(), PRUNE_ROWS / 20);
         assert_eq!(fast.after(1, 60_000_000).rows(), PRUNE_ROWS_LEAST, "it will have waited for somebody");
         assert_eq!(fast.after(0, 60_000_000), fast);
-        let slow = Pace { rows: 300 };
+        let slow = PrunePace { rows: 300 };
         assert_eq!(slow.after(3, 10), slow, "fewer than it might have: nothing was learnt");
         assert_eq!(slow.after(300, 10).rows(), 600);
     }

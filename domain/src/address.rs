@@ -15,11 +15,34 @@ pub fn masked(url: &str) -> String {
         None => (rest, ""),
     };
     let (login, place) = match place.rsplit_once('@') {
-        // Without a ':' it may be a user, or the password of a Redis.
-        Some((login, place)) => (login.split_once(':').map_or("…@".into(), |(user, _)| format!("{user}:…@")), place),
+        Some((login, place)) if login.contains(':') => (format!("{}:…@", user(url).unwrap_or_default()), place),
+        Some((_, place)) => ("…@".into(), place),
         None => (String::new(), place),
     };
     if is_place(place) { format!("{scheme}://{login}{place}{options}") } else { format!("{scheme}://{HIDDEN}") }
+}
+
+/// A sentence that may quote an address, without what may be a password in it. Up to the last '@' nothing of it is shown, since a password
+/// may have anything in it; where there is none, it is shown as [`masked`] does.
+#[must_use]
+pub fn without_passwords(text: &str) -> String {
+    let Some((before, rest)) = text.split_once("://") else { return text.to_owned() };
+    if let Some((_, place)) = rest.rsplit_once('@') {
+        return format!("{before}://…@{place}");
+    }
+    let ends = |c: char| c.is_whitespace() || matches!(c, '\'' | '"' | '`');
+    let (word, after) = rest.split_at(rest.find(ends).unwrap_or(rest.len()));
+    // The scheme does not matter to how the rest is shown.
+    let shown = masked(&format!("x://{word}"));
+    format!("{before}{}{}", &shown[1..], without_passwords(after))
+}
+
+/// The user that an address names. One without a ':' behind it is none: it may be a password that somebody wrote alone.
+#[must_use]
+pub fn user(url: &str) -> Option<&str> {
+    let (_, rest) = url.split_once("://")?;
+    let (login, _) = rest.split_once('?').map_or(rest, |(place, _)| place).rsplit_once('@')?;
+    login.split_once(':').map(|(user, _)| user).filter(|user| !user.is_empty())
 }
 
 /// `host`, `host:port`, `[::1]:port`, each with a path.
@@ -50,6 +73,37 @@ mod tests {
             ("redis://127.0.0.1:6379", "redis://127.0.0.1:6379"),
         ] {
             assert_eq!(masked(url), shown, "{url}");
+        }
+    }
+
+    #[test]
+    fn z_05_a_sentence_shows_no_password() {
+        for (said, shown) in [
+            ("'mysql://u:hu'sh @x@h/d' is not a duration", "'mysql://…@h/d' is not a duration"),
+            ("'mysql://u:hush/d' and 'redis://hu#sh' are none", "'mysql://…' and 'redis://…' are none"),
+            (
+                "'http://h:80/x' is not to be had; write https://h/",
+                "'http://h:80/x' is not to be had; write https://h/",
+            ),
+            ("write http:// or https://", "write http:// or https://"),
+            ("'who@where' is no name", "'who@where' is no name"),
+        ] {
+            assert_eq!(without_passwords(said), shown);
+        }
+    }
+
+    #[test]
+    fn z_05_a_name_alone_may_be_a_password() {
+        for (url, named) in [
+            ("amqp://me:x@h/%2f", Some("me")),
+            ("amqp://me:a:b@c@h/%2f", Some("me")),
+            ("amqp://me:@h", Some("me")),
+            ("amqp://hush@h/%2f", None),
+            ("redis://:hush@h", None),
+            ("amqp://h/x?me:hush@h", None),
+            ("amqp://h", None),
+        ] {
+            assert_eq!(user(url), named, "{url}");
         }
     }
 

@@ -3,31 +3,33 @@
 
 use super::dispatcher::DispatcherActor;
 use super::external::Pump;
+use super::supervisor::{RECLAIM_BATCH, SupervisorActor};
 use super::turns::Turns;
-use super::{Deposed, SchedulerOptions};
-use crate::leadership::Term;
+use super::{Deposed, SchedulerOptions, TermChanged};
+use crate::heads::Heads;
+use crate::leadership::{Leading, Term};
 use crate::ledger_time::LedgerTime;
 use crate::modes::Modes;
 use crate::{Clock, Entropy, Io, Ports, SystemClock, SystemEntropy, Trace};
-use actix::Actor;
+use actix::{Actor, Addr};
 use shardcron_broker::LedgerBroker;
 use shardcron_domain::backfill::BackfillRequest;
 use shardcron_domain::job::OverlapPolicy;
 use shardcron_domain::limits::FIRINGS_PER_WRITE;
 use shardcron_domain::messages::TriggerRequest;
-use shardcron_domain::plan::ShardPlan;
+use shardcron_domain::plan::{Addressee, ShardPlan};
 use shardcron_domain::{AttemptRef, Epoch, ExecutionId, Incarnation, JobId};
 use shardcron_store::sql::{LedgerLease, LedgerPresence, SqlLedger, SqlOptions};
 use shardcron_store::*;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 const BOUND: Duration = Duration::from_secs(30);
-/// When the window ends, by the clock below: at 0 it is open.
-const END: i64 = 1;
+/// When the window ends, by the clock below: what no look reaches.
+const END: i64 = 1 << 40;
 
 /// When the leader's window ends.
 #[derive(Clone, Copy)]
@@ -39,9 +41,10 @@ enum Ends {
     AtTheWriteAfter(u32),
 }
 
-/// A clock that stands still until the window ends, and dice that tell it when.
+/// A clock that goes on by a millisecond with each look until the window ends, and dice that tell it when.
 struct Hands {
     ends: Ends,
+    mono_ms: AtomicI64,
     draws: AtomicU32,
     ended: AtomicBool,
     /// Looks at the clock since then.
@@ -59,11 +62,11 @@ impl Clock for Hands {
     }
 
     fn mono_ms(&self) -> i64 {
-        let ended = self.ended.load(Ordering::SeqCst);
-        if ended {
-            self.looks.fetch_add(1, Ordering::SeqCst);
+        if !self.ended.load(Ordering::SeqCst) {
+            return self.mono_ms.fetch_add(1, Ordering::SeqCst);
         }
-        if ended { END } else { END - 1 }
+        self.looks.fetch_add(1, Ordering::SeqCst);
+        END
     }
 }
 
@@ -124,7 +127,7 @@ impl World {
 
     fn part(&self, ends: Ends) -> Part {
         let (draws, ended, looks) = (AtomicU32::new(0), AtomicBool::new(false), AtomicU32::new(0));
-        let hands = Arc::new(Hands { ends, draws, ended, looks });
+        let hands = Arc::new(Hands { ends, mono_ms: AtomicI64::new(0), draws, ended, looks });
         let ledger: Arc<dyn Ledger> = Arc::new(self.ledger.clone());
         let ports = Ports {
             broker: Arc::new(LedgerBroker::new(ledger.clone(), Duration::from_millis(20))),
@@ -161,6 +164,17 @@ impl World {
         tokio::task::spawn_local(turns.run())
     }
 
+    /// A supervisor that takes who is silent for longer than three looks at the clock for lost, and who has not been heard of at all here.
+    fn supervise(&self, part: &Part) -> Addr<SupervisorActor> {
+        let (lost_after, sweep_every) = (Duration::from_millis(3), Duration::from_millis(2));
+        let options = SchedulerOptions { lost_after, sweep_every, ..SchedulerOptions::named("test") };
+        let dispatcher = DispatcherActor::new(part.ports.clone(), options.clone(), self.deposed()).start();
+        let heads = Heads::new(part.ports.ledger.clone());
+        let supervisor = SupervisorActor::new(part.ports.clone(), options, heads, dispatcher, self.deposed()).start();
+        supervisor.do_send(TermChanged(Leading(Some(Term::until(self.epoch, END)))));
+        supervisor
+    }
+
     async fn apply(&self, name: &str, more: &str) -> JobId {
         let text = format!("[job.{name}]\nhandler = {{ rust = \"noop\" }}\noverlap = \"allow\"\n{more}");
         let spec = shardcron_domain::jobfile::parse(&text).unwrap().remove(0);
@@ -192,12 +206,12 @@ impl World {
         }
     }
 
-    /// An execution of one shard, ended well.
-    async fn run(&self, job: JobId) -> ExecutionId {
+    /// An execution, fired.
+    async fn fire(&self, job: JobId, plan: ShardPlan) -> ExecutionId {
         let id = ExecutionId(SystemEntropy.id());
         let new = NewExecution {
             id,
-            plan: ShardPlan::Modulo { total: 1 },
+            plan,
             params: Params::new(),
             tier: "core".into(),
             timeout_ms: None,
@@ -215,6 +229,12 @@ impl World {
             extra: FireExtra::default(),
         };
         self.ledger.fire(self.epoch, &[intent], now_ms()).await.unwrap();
+        id
+    }
+
+    /// An execution of one shard, ended well.
+    async fn run(&self, job: JobId) -> ExecutionId {
+        let id = self.fire(job, ShardPlan::Modulo { total: 1 }).await;
         self.ledger.materialize(self.epoch, id, 1).await.unwrap();
         let (me, attempt) = (Incarnation(SystemEntropy.id()), AttemptRef { execution: id, index: 0, attempt: 1 });
         assert!(self.ledger.claim(me, &[attempt], now_ms()).await.unwrap()[0].is_ok());
@@ -345,5 +365,54 @@ fn a_window_that_ends_during_the_looks_begins_no_backfill() {
         part.stop.cancel();
         running.await.unwrap();
         assert_eq!(world.count("waiting").await, 3);
+    });
+}
+
+/// A supervisor sweeps on beside what it writes: it has looked so often since the window ended that a second write would have come long ago.
+const LOOKS: u32 = 100;
+
+#[test]
+fn a_window_that_ends_between_two_batches_takes_no_second_one_back() {
+    on_a_system(async {
+        let world = World::new().await;
+        let job = world.apply("job", "").await;
+        let all = u32::try_from(RECLAIM_BATCH).unwrap() + 1;
+        let id = world.fire(job, ShardPlan::Modulo { total: all }).await;
+        world.ledger.materialize(world.epoch, id, all).await.unwrap();
+        let attempts: Vec<_> = (0..all).map(|index| AttemptRef { execution: id, index, attempt: 1 }).collect();
+        let gone = Incarnation(SystemEntropy.id());
+        assert!(world.ledger.claim(gone, &attempts, now_ms()).await.unwrap().iter().all(|claim| claim.is_ok()));
+        let running = async || world.ledger.running(attempts.len()).await.unwrap().len();
+        let part = world.part(Ends::AtTheWriteAfter(0));
+        let supervisor = world.supervise(&part);
+        until("the first batch is taken back", async || running().await < attempts.len()).await;
+        until("more sweeps", async || part.hands.looks.load(Ordering::SeqCst) > LOOKS).await;
+        assert_eq!(running().await, 1, "taken back out of trust");
+        drop(supervisor);
+        // Whoever leads then takes it back.
+        let part = world.part(Ends::Never);
+        let _supervisor = world.supervise(&part);
+        until("it is taken back", async || running().await == 0).await;
+    });
+}
+
+#[test]
+fn a_window_that_ends_between_two_lost_workers_ends_no_shard_of_the_second() {
+    on_a_system(async {
+        let world = World::new().await;
+        let job = world.apply("job", "").await;
+        let lost = || Addressee { name: "w".into(), incarnation: Incarnation(SystemEntropy.id()) };
+        world.fire(job, ShardPlan::Broadcast { workers: vec![lost(), lost()] }).await;
+        let waited_for = async || world.ledger.addressees().await.unwrap().len();
+        assert_eq!(waited_for().await, 2);
+        let part = world.part(Ends::AtTheWriteAfter(0));
+        let supervisor = world.supervise(&part);
+        until("the first one's is ended", async || waited_for().await < 2).await;
+        until("more sweeps", async || part.hands.looks.load(Ordering::SeqCst) > LOOKS).await;
+        assert_eq!(waited_for().await, 1, "ended out of trust");
+        drop(supervisor);
+        let part = world.part(Ends::Never);
+        let _supervisor = world.supervise(&part);
+        until("both are ended", async || waited_for().await == 0).await;
     });
 }
